@@ -1,0 +1,289 @@
+"""Every choice that a user can make, with its default: the one place of defaults.
+
+A `Settings` is frozen and complete. It is made from the defaults, a preset or a TOML file, and single
+values on top, in this order; `Settings.from_sources` does all three. Units stand in the names or beside
+the field. docs/settings.md tells how the defaults were chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from stylize.errors import SettingsError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+StyleLoss: TypeAlias = Literal["centred", "gram"]
+Normalization: TypeAlias = Literal["relative", "johnson", "gatys"]
+OptimizerName: TypeAlias = Literal["lbfgs", "adam", "torch-lbfgs"]
+Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
+Pooling: TypeAlias = Literal["max", "avg", "l2"]
+Padding: TypeAlias = Literal["zeros", "replicate", "reflect"]
+Bounds: TypeAlias = Literal["penalty", "project", "none"]
+Quality: TypeAlias = Literal["draft", "good", "best"]
+
+# VGG19 by blocks: how many convolutions stand before each pooling (Simonyan and Zisserman 2015, table 1, E).
+CONVOLUTIONS_PER_BLOCK = (2, 2, 4, 4, 4)
+LAYERS: tuple[str, ...] = tuple(
+    name
+    for block, convolutions in enumerate(CONVOLUTIONS_PER_BLOCK, start=1)
+    for name in (
+        *(f"{kind}{block}_{i}" for i in range(1, convolutions + 1) for kind in ("conv", "relu")),
+        f"pool{block}",
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run's choices. Raises `SettingsError` on a value that cannot be."""
+
+    # Size and effort
+    size: int | Literal["full"] = 512  # long side of the result in pixels; "full" = the content's own
+    upscale: bool = False  # may the result be larger than the content picture?
+    quality: Quality = "good"  # when a scale is good enough to go on
+    iterations: int | None = None  # evaluations over all scales; overrides the quality's own stop rule
+    time_budget_s: float | None = None  # seconds for the optimisation; overrides the quality's stop rule
+    scales: int | None = None  # how many sizes, each twice the one before; None = from about 128 px
+
+    # What is asked of the picture
+    content_weight: float = 0.25
+    style_weight: float = 1.0
+    tv_weight: float = 3.0  # on the mean 9-point total variation of the picture in [0, 1]
+    detail: float = 0.5  # 0 … 1: how much of the content's detail a finer scale is given
+    average: int = 20  # the last iterates that the result is the mean of, about; 0 = the best iterate alone
+
+    # What is measured of a picture
+    content_layers: tuple[str, ...] = ("relu4_2",)
+    style_layers: tuple[str, ...] = ("relu1_1", "relu2_1", "relu3_1", "relu4_1", "relu5_1")
+    style_layer_weights: tuple[float, ...] | None = (4.0, 3.0, 2.0, 2.0, 1.0)  # None = equal; the sum is free
+    style_loss: StyleLoss = "centred"
+    normalization: Normalization = "relative"
+    style_weights: tuple[float, ...] | None = None  # of several style pictures; None = equal; the sum is free
+    style_scale: float = 1.0  # size of the style's strokes: its long side over the result's, at every scale
+
+    # How the picture is searched for
+    init: str = "content"  # content, noise, style, or the path of a picture
+    seed: int = 0
+    optimizer: OptimizerName = "lbfgs"
+    history: int = 20  # curvature pairs that L-BFGS remembers
+    step_levels: float | None = None  # first step of L-BFGS, every step of Adam, in grey levels of 255
+    bounds: Bounds = "penalty"  # how the picture is kept within black and white
+    range_weight: float = 30.0  # of the penalty on values outside [0, 1]
+    clip_norm: float | None = None  # guard on the norm of the picture's gradient
+    clip_value: float | None = None  # guard on each value of the picture's gradient
+
+    # The network and the machine
+    weights: str = "embedded"  # embedded, torchvision, or the path of a state dict
+    weights_normalization: Literal["caffe", "torchvision"] | None = None  # of a state dict from a file
+    pooling: Pooling = "max"
+    padding: Padding = "zeros"  # of the first layer
+    precision: Precision = "auto"
+    device: str = "auto"  # auto, cpu, cuda, cuda:N or mps
+
+    def __post_init__(self) -> None:
+        """Turn lists into tuples, then refuse what cannot be."""
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        _check_choices(self)
+        _check_numbers(self)
+        _check_layers(self)
+        _check_pairs(self)
+
+    @classmethod
+    def from_sources(
+        cls, config: str | Path | Mapping[str, Any] | None = None, **overrides: Any
+    ) -> Settings:
+        """Defaults < `config` (a preset's name, a TOML file or a mapping) < `overrides`.
+
+        An override of `...` is as good as none, so that a caller can hand over all the flags it has.
+
+        Raises:
+            SettingsError: for an unknown name or a value that cannot be.
+        """
+        chosen = dict(config) if isinstance(config, Mapping) else load_config(config) if config else {}
+        chosen |= {name: value for name, value in overrides.items() if value is not ...}
+        _check_names(chosen, where="" if isinstance(config, Mapping) or not config else f" (from {config})")
+        return cls(**chosen)
+
+    def replace(self, **changes: Any) -> Settings:
+        """Return a copy with some values changed and all of them checked again."""
+        _check_names(changes, where="")
+        return dataclasses.replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def to_toml(self) -> str:
+        """The values that differ from the defaults, as TOML that `load_config` reads."""
+        defaults = vars(Settings())
+        changed = {name: value for name, value in vars(self).items() if value != defaults[name]}
+        # JSON's strings, numbers, booleans and flat lists are TOML's too.
+        return "".join(
+            f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+            for name, value in changed.items()
+            if value is not None
+        )
+
+
+def preset_names() -> list[str]:
+    """The names that `--config` knows."""
+    return sorted(path.name[: -len(".toml")] for path in _preset_folder().iterdir() if path.name.endswith(".toml"))
+
+
+def load_config(source: str | Path) -> dict[str, Any]:
+    """Read the settings of a preset, by its name, or of a TOML file.
+
+    Raises:
+        SettingsError: when there is no such preset or file, or it is not TOML.
+    """
+    path = Path(source)
+    if str(source) in preset_names():
+        text = (_preset_folder() / f"{source}.toml").read_text(encoding="utf-8")
+    elif path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"{path} cannot be read as a TOML file: {error}") from error
+    else:
+        raise SettingsError(
+            f"{source!s} is neither a preset ({', '.join(preset_names())}) nor a file of settings."
+        )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}. See configs/gatys2016.toml for an example.") from error
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean …?` for a misspelt word, or nothing when no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def _preset_folder() -> Any:
+    """The presets in the installed package, or in the source tree when it runs from there."""
+    installed = resources.files("stylize") / "configs"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def _check_names(chosen: Iterable[str], *, where: str) -> None:
+    known = [field.name for field in dataclasses.fields(Settings)]
+    for name in chosen:
+        if name not in known:
+            raise SettingsError(f"There is no setting {name!r}{where}.{did_you_mean(name, known)}")
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "quality": get_args(Quality),
+    "style_loss": get_args(StyleLoss),
+    "normalization": get_args(Normalization),
+    "optimizer": get_args(OptimizerName),
+    "precision": get_args(Precision),
+    "pooling": get_args(Pooling),
+    "padding": get_args(Padding),
+    "bounds": get_args(Bounds),
+}
+CHOICES: Mapping[str, tuple[str, ...]] = _CHOICES
+
+
+def _check_choices(settings: Settings) -> None:
+    for name, choices in CHOICES.items():
+        value = getattr(settings, name)
+        if value not in choices:
+            raise SettingsError(
+                f"{name} is {value!r}; it can be {', '.join(choices)}.{did_you_mean(str(value), choices)}"
+            )
+
+
+# name: (smallest allowed value, is that value itself allowed, must it be a whole number)
+_NUMBERS: dict[str, tuple[float, bool, bool]] = {
+    "iterations": (1, True, True),
+    "time_budget_s": (0, False, False),
+    "scales": (1, True, True),
+    "content_weight": (0, True, False),
+    "style_weight": (0, True, False),
+    "tv_weight": (0, True, False),
+    "detail": (0, True, False),
+    "average": (0, True, True),
+    "style_scale": (0, False, False),
+    "seed": (0, True, True),
+    "history": (1, True, True),
+    "step_levels": (0, False, False),
+    "range_weight": (0, True, False),
+    "clip_norm": (0, False, False),
+    "clip_value": (0, False, False),
+}
+
+
+def _check_numbers(settings: Settings) -> None:
+    for name, (least, inclusive, whole) in _NUMBERS.items():
+        value = getattr(settings, name)
+        if value is None and Settings.__dataclass_fields__[name].default is None:
+            continue
+        kind = "a whole number" if whole else "a number"
+        bound = f"of at least {least:g}" if inclusive else f"above {least:g}"
+        if not _is_number(value, whole) or value < least or (value == least and not inclusive):
+            raise SettingsError(f"{name} is {value!r}; it must be {kind} {bound}.")
+    if settings.detail > 1:
+        raise SettingsError(f"detail is {settings.detail!r}; it goes from 0 (painterly) to 1 (photographic).")
+    if settings.size != "full" and (not _is_number(settings.size, whole=True) or settings.size < 16):
+        raise SettingsError(
+            f"size is {settings.size!r}; it must be a whole number of pixels from 16 up, or 'full'."
+        )
+
+
+def _is_number(value: object, whole: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        return False
+    return math.isfinite(value)
+
+
+def _check_layers(settings: Settings) -> None:
+    for name in ("content_layers", "style_layers"):
+        layers = getattr(settings, name)
+        for layer in layers:
+            if layer not in LAYERS:
+                raise SettingsError(
+                    f"{name}: there is no layer {layer!r}.{did_you_mean(layer, LAYERS)} "
+                    "Layers are conv1_1 … conv5_4, relu1_1 … relu5_4 and pool1 … pool5."
+                )
+        if len(set(layers)) != len(layers):
+            raise SettingsError(f"{name}: a layer is named twice in {', '.join(layers)}.")
+    if not settings.style_layers and not settings.content_layers:
+        raise SettingsError("Neither a content nor a style layer is named: there is nothing to paint.")
+    for name, count, what in (
+        ("style_layer_weights", len(settings.style_layers), "style layers"),
+        ("style_weights", None, "style pictures"),
+    ):
+        weights = getattr(settings, name)
+        if weights is None:
+            continue
+        if not all(_is_number(weight, whole=False) and weight >= 0 for weight in weights) or sum(weights) <= 0:
+            raise SettingsError(f"{name} is {weights}; weights are numbers of at least 0, one of them above 0.")
+        if count is not None and len(weights) != count:
+            raise SettingsError(f"{name} has {len(weights)} values for {count} {what}; give one for each.")
+
+
+def _check_pairs(settings: Settings) -> None:
+    if settings.content_weight == settings.style_weight == 0:
+        raise SettingsError("content_weight and style_weight are both 0: there is nothing to paint.")
+    if settings.normalization != "relative" and settings.style_loss != "gram":
+        raise SettingsError(
+            f"normalization {settings.normalization!r} is defined for the plain Gram matrix only; "
+            "add style_loss 'gram', or leave normalization at 'relative'."
+        )
