@@ -1,0 +1,73 @@
+"""Which device paints, and in which precision."""
+
+from __future__ import annotations
+
+import torch
+
+from stylize.errors import SettingsError
+from stylize.settings import Precision
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device that a user means by `name`: auto, cpu, cuda, cuda:N or mps.
+
+    "auto" is the first CUDA device, else MPS, else the CPU.
+
+    Raises:
+        SettingsError: when there is no such device here.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"There is no device {name!r}; it can be auto, cpu, cuda, cuda:N or mps.") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise SettingsError(
+                f"device {name!r} is not there: torch sees {count} CUDA devices. "
+                "Use --device cpu, or install a torch that fits the graphics driver."
+            )
+    elif device.type == "mps":
+        if not torch.backends.mps.is_available():
+            raise SettingsError("device 'mps' is not there: this torch sees no Apple GPU. Use --device cpu.")
+    elif device.type != "cpu":
+        raise SettingsError(f"device {name!r} is not supported; it can be auto, cpu, cuda, cuda:N or mps.")
+    return device
+
+
+def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """The dtype of weights and features; the picture, the losses and the optimiser are always float32.
+
+    "auto" is bfloat16 where the hardware multiplies it faster than float32 (CUDA from Ampere on, processors
+    with AVX512-BF16 or AMX), float32 elsewhere.
+
+    Raises:
+        SettingsError: for bf16 on a device that cannot do it.
+    """
+    if precision == "fp32":
+        return torch.float32
+    if precision == "bf16":
+        if device.type == "mps":
+            raise SettingsError("precision 'bf16' is not offered on MPS; use fp32 or auto.")
+        return torch.bfloat16
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float32
+    if device.type == "cpu" and _cpu_has_bf16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def _cpu_has_bf16() -> bool:
+    capabilities = torch.backends.cpu.get_cpu_capability()
+    if "AVX512" not in capabilities:
+        return False
+    # torch names the question differently from release to release, and has no public one.
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        supported = getattr(torch.cpu, name, None)
+        if supported is not None and supported():
+            return True
+    return False

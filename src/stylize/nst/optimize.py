@@ -1,0 +1,298 @@
+"""One picture at one size: the loop around the optimiser.
+
+The loop owns the budget, the best picture and the check for values that are not finite; the optimisers own
+nothing but their steps. Whatever happens, the best finite picture that was seen comes back, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stylize.errors import RunError
+from stylize.events import Evaluated, Listener, Snapshot, ignore
+from stylize.nst.hooks import GradientHook, guard_gradient
+from stylize.nst.lbfgs import Lbfgs
+from stylize.nst.objective import Losses
+from stylize.nst.pyramid import Pyramid
+from stylize.settings import Settings
+
+# docs/benchmarks.md has the measurements behind these four.
+PYRAMID_LEVELS = 6
+PYRAMID_GAIN = 0.5
+FIRST_STEP_LEVELS = 8.0  # grey levels of 255, RMS of the coefficients
+ADAM_STEP_LEVELS = 4.0
+
+WINDOW = 10  # evaluations over which a decrease is judged
+MAX_RESTARTS = 8  # returns to the best point, after which a run is given up
+
+Outcome = Literal["done", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """When one size is finished."""
+
+    evaluations: int  # at most
+    min_decrease: float = 0.0  # share of the loss that one evaluation must still gain, over the last window
+    deadline: float | None = None  # in seconds of `time.perf_counter`
+
+    def reason(self, losses: Sequence[float]) -> str | None:
+        """Why to stop after these losses, one for each evaluation; None to go on."""
+        if len(losses) >= self.evaluations:
+            return f"The {self.evaluations} planned evaluations were made."
+        if self.deadline is not None and time.perf_counter() >= self.deadline:
+            return "The time is up."
+        if self.min_decrease > 0 and len(losses) > 2 * WINDOW:
+            before, now = min(losses[:-WINDOW]), min(losses)
+            if before - now < self.min_decrease * WINDOW * abs(now):
+                return f"An evaluation gained less than {self.min_decrease:.2%} of the loss."
+        return None
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What came out of one size."""
+
+    image: Tensor  # [1, 3, H, W] float32 in [0, 1], on the device
+    losses: dict[str, float]  # of exactly this picture: total and every term
+    history: tuple[Evaluated, ...]
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where in the whole run one size stands; it goes into the events."""
+
+    scale: int = 0
+    scales: int = 1
+    made: int = 0  # evaluations before this size
+    planned: int = 0  # evaluations of all sizes, at most
+    started: float = 0.0  # `time.perf_counter` when the run began
+
+
+def optimize(
+    objective: Callable[[Tensor], Losses],
+    start: Tensor,
+    settings: Settings,
+    stop: StopRule,
+    *,
+    progress: Progress | None = None,
+    listen: Listener = ignore,
+    snapshot_every: int | None = None,
+    gradient_hooks: Sequence[GradientHook] = (),
+) -> Optimized:
+    """Minimise the objective over pictures, from `start` [1, 3, H, W] in [0, 1].
+
+    KeyboardInterrupt, lack of memory and lasting non-finite losses end the loop; the best picture comes back.
+
+    Raises:
+        RunError: when it ended before a single evaluation was finite.
+        HookError: when one of `gradient_hooks` broke its contract.
+    """
+    search = _Search(objective, start, settings, gradient_hooks)
+    progress = progress or Progress(planned=stop.evaluations, started=time.perf_counter())
+    history: list[Evaluated] = []
+    losses: list[float] = []
+    outcome: Outcome = "done"
+    reason: str | None = None
+    try:
+        while reason is None:
+            event = replace(
+                search.step(),
+                scale=progress.scale,
+                scales=progress.scales,
+                evaluation=progress.made + len(losses) + 1,
+                evaluations=progress.planned,
+                seconds=time.perf_counter() - progress.started,
+            )
+            history.append(event)
+            losses.append(event.loss if math.isfinite(event.loss) else math.inf)
+            listen(event)
+            if snapshot_every and event.evaluation % snapshot_every == 0 and search.best is not None:
+                listen(Snapshot(event.evaluation, _as_bytes(search.best)))
+            reason = stop.reason(losses)
+            if search.restarts > MAX_RESTARTS:
+                outcome, reason = "failed", f"The loss was not finite {search.restarts} times."
+        return Optimized(*search.result(), tuple(history), outcome, reason)
+    except KeyboardInterrupt:
+        outcome, reason = "interrupted", "Interrupted."
+        if search.best is None:
+            raise
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        outcome, reason = "failed", "The device ran out of memory."
+        if search.best is None:
+            height, width = start.shape[2:]
+            raise RunError(
+                f"Out of memory on {start.device} at {width}×{height} px, before the first evaluation was done. "
+                "Use a smaller --size, or --precision bf16 where it is offered."
+            ) from error
+    return Optimized(search.best, search.best_losses, tuple(history), outcome, reason)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Is this how torch says that a device, or the machine, has no memory left?"""
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+class _Search:
+    """The variables, their optimiser, and what has been found so far."""
+
+    def __init__(
+        self,
+        objective: Callable[[Tensor], Losses],
+        start: Tensor,
+        settings: Settings,
+        gradient_hooks: Sequence[GradientHook],
+    ) -> None:
+        height, width = start.shape[2:]
+        levels = PYRAMID_LEVELS if settings.optimizer == "lbfgs" else 1
+        self.pyramid = Pyramid(height, width, levels=levels, gain=PYRAMID_GAIN)
+        self.objective = objective
+        self.start = start
+        self.settings = settings
+        self.gradient_hooks = gradient_hooks
+        self.coefficients = torch.zeros(self.pyramid.length, device=start.device, requires_grad=True)
+        self.optimizer = self._make_optimizer(1.0)
+        self.best: Tensor | None = None  # in [0, 1]
+        self.best_losses: dict[str, float] = {}
+        self._best_coefficients = self.coefficients.detach().clone()
+        self._best_loss = math.inf
+        self._mean: Tensor | None = None
+        self._evaluations = 0
+        self._restarts = 0
+        self._clipped = 0
+        self._fired = False
+        self._fetched: dict[str, float] = {}
+
+    @property
+    def restarts(self) -> int:
+        """Returns to the best point after losses that were not finite."""
+        return self._restarts + (self.optimizer.counters.restarts if isinstance(self.optimizer, Lbfgs) else 0)
+
+    def step(self) -> Evaluated:
+        """Evaluate once and move once."""
+        if isinstance(self.optimizer, Lbfgs):
+            self.optimizer.step(self._closure, trusted=lambda: not self._fired)
+        else:
+            self.optimizer.step(self._closure)
+            if not math.isfinite(self._fetched["total"]):
+                self._restart()
+        fetched = dict(self._fetched)
+        counters = self.optimizer.counters if isinstance(self.optimizer, Lbfgs) else None
+        return Evaluated(
+            scale=0,
+            scales=1,
+            evaluation=self._evaluations,
+            evaluations=0,
+            seconds=0.0,
+            loss=fetched.pop("total"),
+            gradient_norm=fetched.pop("gradient_norm"),
+            terms=fetched,
+            step_levels=255 * self.optimizer.step_rms if isinstance(self.optimizer, Lbfgs) else 0.0,
+            clipped=self._clipped,
+            dropped_pairs=counters.dropped_pairs if counters else 0,
+            restarts=self.restarts,
+        )
+
+    @torch.no_grad()
+    def result(self) -> tuple[Tensor, dict[str, float]]:
+        """The mean of the last iterates, unless the best iterate is better; and what it costs as it is saved."""
+        candidates = [image for image in (self._mean, self.best) if image is not None]
+        if not candidates:
+            raise RunError(
+                "No evaluation gave a finite loss. Lower the weights, or use --precision fp32 if it was bf16."
+            )
+        measured = [(image.clamp(0, 1), self._measure(image.clamp(0, 1))) for image in candidates]
+        return min(measured, key=lambda pair: pair[1]["total"])
+
+    def _closure(self) -> Tensor:
+        self.coefficients.grad = None
+        image = self.start + self.pyramid.synthesize(self.coefficients)
+        with guard_gradient(
+            image,
+            clip_norm=self.settings.clip_norm,
+            clip_value=self.settings.clip_value,
+            hooks=self.gradient_hooks,
+        ) as report:
+            losses = self.objective(image)
+            losses.total.backward()
+        self._evaluations += 1
+        self._fetch(losses, report.norm, report.fired)
+        self._remember(image.detach())
+        return losses.total.detach()
+
+    def _fetch(self, losses: Losses, norm: Tensor | None, fired: Tensor | None) -> None:
+        """Bring all of an evaluation's numbers to the host at once."""
+        names = ["total", *losses.terms, "gradient_norm", "fired"]
+        values = [losses.total, *losses.terms.values(), norm, fired]
+        zero = losses.total.new_zeros(())
+        numbers = torch.stack([zero if v is None else v.detach().to(zero.dtype) for v in values]).tolist()
+        self._fetched = dict(zip(names, numbers, strict=True))
+        self._fired = self._fetched.pop("fired") > 0
+        self._clipped += self._fired
+
+    def _remember(self, image: Tensor) -> None:
+        loss = self._fetched["total"]
+        if not math.isfinite(loss):
+            return
+        if loss < self._best_loss:
+            self._best_loss = loss
+            self.best = image.clamp(0, 1)
+            self.best_losses = {name: value for name, value in self._fetched.items() if name != "gradient_norm"}
+            self._best_coefficients.copy_(self.coefficients.detach())
+        if self.settings.average:
+            share = max(1 / self._evaluations, 1 / self.settings.average)
+            self._mean = image.clone() if self._mean is None else self._mean.lerp_(image, share)
+
+    def _measure(self, image: Tensor) -> dict[str, float]:
+        losses = self.objective(image)
+        values = torch.stack([losses.total, *losses.terms.values()]).tolist()
+        return dict(zip(["total", *losses.terms], values, strict=True))
+
+    def _restart(self) -> None:
+        """What Lbfgs does by itself, for the others: back to the best point, afresh, with half the step."""
+        self._restarts += 1
+        with torch.no_grad():
+            self.coefficients.copy_(self._best_coefficients)
+        self.optimizer = self._make_optimizer(0.5**self._restarts)
+
+    def _make_optimizer(self, shorten: float) -> torch.optim.Optimizer:
+        settings = self.settings
+        if settings.optimizer == "adam":
+            step = (settings.step_levels or ADAM_STEP_LEVELS) / 255
+            return torch.optim.Adam([self.coefficients], lr=step * shorten)
+        if settings.optimizer == "torch-lbfgs":
+            return torch.optim.LBFGS(
+                [self.coefficients],
+                lr=shorten,
+                max_iter=1,
+                history_size=settings.history,
+                tolerance_grad=0,
+                tolerance_change=0,
+            )
+        return Lbfgs(
+            [self.coefficients],
+            first_step=(settings.step_levels or FIRST_STEP_LEVELS) / 255 * shorten,
+            history=settings.history,
+            project=self._project if settings.bounds == "project" else None,
+        )
+
+    def _project(self, coefficients: Tensor) -> None:
+        """Clamp the picture to [0, 1] by changing its finest coefficients."""
+        image = self.start + self.pyramid.synthesize(coefficients)
+        self.pyramid.levels(coefficients)[0].add_(image.clamp(0, 1) - image)
+
+
+def _as_bytes(image: Tensor) -> Tensor:
+    """[1, 3, H, W] in [0, 1] as [3, H, W] uint8 on the CPU."""
+    return (image[0].detach() * 255).round().to(torch.uint8).cpu()
