@@ -1,3 +1,33 @@
-"""stylize: paint one picture in the manner of another."""
+"""stylize: paint one picture in the manner of another.
+
+    from stylize import stylize
+    stylize("content.jpg", "style.jpg", out="result.png")
+
+The names below are imported on first use, so that `stylize --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stylize.api import Result, Stylizer, UnsavedError, load_settings, stylize
+    from stylize.errors import StylizeError
+    from stylize.settings import Settings
 
 __version__ = "0.1.0"
+
+__all__ = ["Result", "Settings", "StylizeError", "Stylizer", "UnsavedError", "load_settings", "stylize"]
+
+_HOMES = {"Settings": "stylize.settings", "StylizeError": "stylize.errors"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'stylize' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "stylize.api")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

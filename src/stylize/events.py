@@ -1,7 +1,7 @@
 """What happens during a run, as small frozen records that can be sent to another process.
 
-A listener is any callable that takes one event. It is called in the thread that paints; what it raises
-ends the run, and the best picture so far is kept.
+A listener is any callable that takes one event. It is called in the thread that paints. It may raise
+KeyboardInterrupt to end the run as Ctrl-C does, with the best picture so far; other errors pass through.
 """
 
 from __future__ import annotations

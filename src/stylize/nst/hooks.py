@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -121,8 +121,8 @@ def check_image(image: Tensor, minimum_size: int = 1, deepest: str = "the networ
 class GradientReport:
     """What the guard saw at the last backward pass; tensors, so that no device is waited for."""
 
-    norm: Tensor | None = None  # L2 norm of the picture's gradient before clipping; not finite if any value is not
-    fired: Tensor | None = None  # bool: did the guard change the gradient?
+    norm: Tensor = field(default_factory=lambda: torch.zeros(()))  # L2, before clipping; infinite or NaN tells
+    fired: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # was it changed by clipping?
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def count_hooks(network: nn.Module) -> int:
 
 
 def _find(network: nn.Module, layer: str) -> nn.Module:
-    known = dict(network.named_modules())
+    known: dict[str, nn.Module] = dict(network.named_modules())
     if layer not in known or not layer:
         raise SettingsError(f"The network has no layer {layer!r}.{did_you_mean(layer, known)}")
     return known[layer]

@@ -15,7 +15,7 @@ synchronisation an iteration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,7 @@ class Lbfgs(Optimizer):
         self.counters = Counters()
         self.loss = math.inf  # at the last accepted point
         self.step_rms = 0.0  # RMS of the last measured step
+        self.fetched: list[float] = []  # the last closure's numbers, on the host
         self._parameter = params[0]
         n = self._parameter.numel()
         dtype = history_dtype or self._parameter.dtype
@@ -101,27 +102,32 @@ class Lbfgs(Optimizer):
         return self._parameter.detach().view(-1)
 
     @torch.no_grad()
-    def step(self, closure: Closure, trusted: Callable[[], bool] | None = None) -> Tensor:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Closure, trusted: Callable[[Sequence[float]], bool] | None = None
+    ) -> Tensor:
         """Evaluate the closure at the present point, learn from it, and move on.
 
         Args:
-            closure: clears the gradient, computes the loss, calls backward, returns the loss.
-            trusted: asked after the closure: is the gradient that of the loss (not clipped)? If not, the
+            closure: clears the gradient, computes the loss, calls backward, and returns the loss: a scalar, or
+                a vector that begins with it, whose other numbers are fetched with the optimiser's own.
+            trusted: asked with those numbers: is the gradient that of the loss (not clipped)? If not, the
                 pairs that it takes part in are dropped.
 
         Returns:
-            the loss at the point before the move.
+            what the closure returned, at the point before the move; on the host it is `fetched`.
         """
         with torch.enable_grad():
-            loss = closure()
+            numbers = closure()
         if self._parameter.grad is None:
             raise ValueError("The closure left no gradient.")
         gradient = self._parameter.grad.detach().view(-1)
-        is_trusted = trusted is None or trusted()
-        value, has_pair = self._measure(loss, gradient)
-        if not math.isfinite(value + self._gradient_square(-1)):
+        has_pair = math.isfinite(self.loss)
+        self._measure(numbers, gradient, has_pair)
+        value = self.fetched[0]
+        is_trusted = trusted is None or trusted(self.fetched)
+        if not math.isfinite(value + float(self._products[-1, -1])):
             self._restart()
-            return loss
+            return numbers
         if has_pair:
             self._judge_pair(is_trusted)
         if value < self._best_loss:
@@ -132,36 +138,28 @@ class Lbfgs(Optimizer):
         else:
             self._accept(value, gradient, is_trusted)
         self._move()
-        return loss
+        return numbers
 
     def reset(self) -> None:
         """Forget all pairs: the next step is a first step."""
         self._order.clear()
 
-    def _measure(self, loss: Tensor, gradient: Tensor) -> tuple[float, bool]:
-        """Store the pair under judgement and the gradient; fetch the loss and all new products at once."""
-        free = self._free_slot()
-        has_pair = math.isfinite(self.loss)
-        steps, differences, last = self._vectors[free], self._vectors[self._slots + free], self._vectors[-1]
+    def _measure(self, numbers: Tensor, gradient: Tensor, has_pair: bool) -> None:
+        """Store the pair under judgement and the gradient; fetch the closure's numbers and all new products."""
+        s = self._free_slot()
+        y = self._slots + s
         if has_pair:
-            torch.sub(self._flat, self._previous, out=steps) if steps.dtype == gradient.dtype else steps.copy_(
-                self._flat - self._previous
-            )
-            torch.sub(gradient, self._gradient, out=differences) if steps.dtype == gradient.dtype else (
-                differences.copy_(gradient - self._gradient)
-            )
-        last.copy_(gradient)
-        rows = [free, self._slots + free, -1]
+            torch.sub(self._flat, self._previous, out=self._vectors[s])
+            torch.sub(gradient, self._gradient, out=self._vectors[y])
+        self._vectors[-1].copy_(gradient)
+        rows = [s, y, len(self._vectors) - 1]
         products = _products(self._vectors, self._vectors[rows])  # [2·slots + 1, 3]
-        fetched = torch.cat([products.flatten(), loss.detach().view(1).to(products.dtype)]).tolist()
-        table = torch.tensor(fetched[:-1], dtype=torch.float64).view(-1, 3)
-        for column, row in enumerate(rows):
-            self._products[row, :] = table[:, column]
-            self._products[:, row] = table[:, column]
-        return fetched[-1], has_pair
-
-    def _gradient_square(self, row: int) -> float:
-        return float(self._products[row, row])
+        numbers = numbers.detach().view(-1).to(products.dtype)
+        fetched = torch.cat([products.flatten(), numbers]).tolist()  # the one synchronisation
+        self.fetched = fetched[products.numel() :]
+        table = torch.tensor(fetched[: products.numel()], dtype=torch.float64).view(-1, 3)
+        self._products[:, rows] = table
+        self._products[rows, :] = table.t()
 
     def _free_slot(self) -> int:
         return next(slot for slot in range(self._slots) if slot not in self._order)
@@ -195,8 +193,7 @@ class Lbfgs(Optimizer):
         self._flat.copy_(self._previous)
         self._vectors[-1].copy_(self._gradient)
         products = _products(self._vectors, self._vectors[-1:]).flatten().double().cpu()
-        self._products[-1, :] = products
-        self._products[:, -1] = products
+        self._products[-1, :] = self._products[:, -1] = products
 
     def _restart(self) -> None:
         """Return to the best point with an empty memory; half the first step each time in a row."""
@@ -211,10 +208,7 @@ class Lbfgs(Optimizer):
         if slope >= 0 and self._order:  # the memory lies: steepest descent instead
             self.reset()
             coefficients, slope = self._direction()
-        length = self._shorten
-        self._flat.addmv_(self._vectors.t(), (coefficients * length).to(self._vectors), alpha=1.0) if (
-            self._vectors.dtype == self._flat.dtype
-        ) else self._flat.add_((coefficients * length).to(self._vectors) @ self._vectors)
+        self._flat.add_((coefficients * self._shorten).to(self._vectors) @ self._vectors)
         if self.project is not None:
             self.project(self._flat)
 
@@ -241,7 +235,7 @@ class Lbfgs(Optimizer):
             s = self._order[-1]
             y = self._slots + s
             return float(self._products[s, y] / self._products[y, y])
-        norm = math.sqrt(self._gradient_square(-1))
+        norm = math.sqrt(float(self._products[-1, -1]))
         wanted = self.first_step * self._restarting * math.sqrt(self._flat.numel())
         return wanted / norm if norm > 0 else 0.0
 

@@ -30,6 +30,8 @@ FIRST_STEP_LEVELS = 8.0  # grey levels of 255, RMS of the coefficients
 ADAM_STEP_LEVELS = 4.0
 
 WINDOW = 10  # evaluations over which a decrease is judged
+INTERRUPTED = "Interrupted."
+OUT_OF_MEMORY = "The device ran out of memory."
 MAX_RESTARTS = 8  # returns to the best point, after which a run is given up
 
 Outcome = Literal["done", "interrupted", "failed"]
@@ -123,13 +125,13 @@ def optimize(
                 outcome, reason = "failed", f"The loss was not finite {search.restarts} times."
         return Optimized(*search.result(), tuple(history), outcome, reason)
     except KeyboardInterrupt:
-        outcome, reason = "interrupted", "Interrupted."
+        outcome, reason = "interrupted", INTERRUPTED
         if search.best is None:
             raise
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        outcome, reason = "failed", "The device ran out of memory."
+        outcome, reason = "failed", OUT_OF_MEMORY
         if search.best is None:
             height, width = start.shape[2:]
             raise RunError(
@@ -141,7 +143,10 @@ def optimize(
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Is this how torch says that a device, or the machine, has no memory left?"""
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    # The CPU's allocator has a sentence for each system and no exception of its own.
+    return isinstance(error, torch.OutOfMemoryError) or (
+        "DefaultCPUAllocator" in str(error) and "memory" in str(error)
+    )
 
 
 class _Search:
@@ -165,14 +170,14 @@ class _Search:
         self.optimizer = self._make_optimizer(1.0)
         self.best: Tensor | None = None  # in [0, 1]
         self.best_losses: dict[str, float] = {}
-        self._best_coefficients = self.coefficients.detach().clone()
         self._best_loss = math.inf
         self._mean: Tensor | None = None
         self._evaluations = 0
         self._restarts = 0
         self._clipped = 0
-        self._fired = False
-        self._fetched: dict[str, float] = {}
+        self._image = start  # the picture last evaluated, and its numbers
+        self._names: list[str] = []
+        self._numbers = torch.zeros(0)
 
     @property
     def restarts(self) -> int:
@@ -181,26 +186,34 @@ class _Search:
 
     def step(self) -> Evaluated:
         """Evaluate once and move once."""
-        if isinstance(self.optimizer, Lbfgs):
-            self.optimizer.step(self._closure, trusted=lambda: not self._fired)
+        optimizer = self.optimizer
+        if isinstance(optimizer, Lbfgs):
+            optimizer.step(self._evaluate, trusted=lambda numbers: not numbers[-1])
+            numbers = optimizer.fetched
         else:
-            self.optimizer.step(self._closure)
-            if not math.isfinite(self._fetched["total"]):
-                self._restart()
-        fetched = dict(self._fetched)
-        counters = self.optimizer.counters if isinstance(self.optimizer, Lbfgs) else None
+            optimizer.step(lambda: self._evaluate()[0])  # type: ignore[arg-type, return-value]  # torch's stub
+            numbers = self._numbers.tolist()
+        self._evaluations += 1
+        *values, gradient_norm, fired = numbers
+        losses = dict(zip(self._names, values, strict=True))
+        self._clipped += fired > 0
+        if math.isfinite(losses["total"]):
+            self._remember(losses)
+        elif not isinstance(optimizer, Lbfgs):
+            self._restart()
+        own = optimizer if isinstance(optimizer, Lbfgs) else None
         return Evaluated(
             scale=0,
             scales=1,
             evaluation=self._evaluations,
             evaluations=0,
             seconds=0.0,
-            loss=fetched.pop("total"),
-            gradient_norm=fetched.pop("gradient_norm"),
-            terms=fetched,
-            step_levels=255 * self.optimizer.step_rms if isinstance(self.optimizer, Lbfgs) else 0.0,
+            loss=losses.pop("total"),
+            terms=losses,
+            gradient_norm=gradient_norm,
+            step_levels=255 * own.step_rms if own else 0.0,
             clipped=self._clipped,
-            dropped_pairs=counters.dropped_pairs if counters else 0,
+            dropped_pairs=own.counters.dropped_pairs if own else 0,
             restarts=self.restarts,
         )
 
@@ -215,7 +228,8 @@ class _Search:
         measured = [(image.clamp(0, 1), self._measure(image.clamp(0, 1))) for image in candidates]
         return min(measured, key=lambda pair: pair[1]["total"])
 
-    def _closure(self) -> Tensor:
+    def _evaluate(self) -> Tensor:
+        """Losses and gradient at the present point: total, terms, the gradient's norm, did the guard fire?"""
         self.coefficients.grad = None
         image = self.start + self.pyramid.synthesize(self.coefficients)
         with guard_gradient(
@@ -226,33 +240,21 @@ class _Search:
         ) as report:
             losses = self.objective(image)
             losses.total.backward()
-        self._evaluations += 1
-        self._fetch(losses, report.norm, report.fired)
-        self._remember(image.detach())
-        return losses.total.detach()
+        self._image = image.detach()
+        self._names = ["total", *losses.terms]
+        values = [losses.total, *losses.terms.values(), report.norm, report.fired]
+        self._numbers = torch.stack([value.detach().to(losses.total.dtype) for value in values])
+        return self._numbers
 
-    def _fetch(self, losses: Losses, norm: Tensor | None, fired: Tensor | None) -> None:
-        """Bring all of an evaluation's numbers to the host at once."""
-        names = ["total", *losses.terms, "gradient_norm", "fired"]
-        values = [losses.total, *losses.terms.values(), norm, fired]
-        zero = losses.total.new_zeros(())
-        numbers = torch.stack([zero if v is None else v.detach().to(zero.dtype) for v in values]).tolist()
-        self._fetched = dict(zip(names, numbers, strict=True))
-        self._fired = self._fetched.pop("fired") > 0
-        self._clipped += self._fired
-
-    def _remember(self, image: Tensor) -> None:
-        loss = self._fetched["total"]
-        if not math.isfinite(loss):
-            return
-        if loss < self._best_loss:
-            self._best_loss = loss
-            self.best = image.clamp(0, 1)
-            self.best_losses = {name: value for name, value in self._fetched.items() if name != "gradient_norm"}
-            self._best_coefficients.copy_(self.coefficients.detach())
+    def _remember(self, losses: dict[str, float]) -> None:
+        """Keep the evaluated picture if it is the best, and count it into the mean of the last ones."""
+        if losses["total"] < self._best_loss:
+            self._best_loss = losses["total"]
+            self.best = self._image.clamp(0, 1)
+            self.best_losses = dict(losses)
         if self.settings.average:
             share = max(1 / self._evaluations, 1 / self.settings.average)
-            self._mean = image.clone() if self._mean is None else self._mean.lerp_(image, share)
+            self._mean = self._image.clone() if self._mean is None else self._mean.lerp_(self._image, share)
 
     def _measure(self, image: Tensor) -> dict[str, float]:
         losses = self.objective(image)
@@ -263,7 +265,8 @@ class _Search:
         """What Lbfgs does by itself, for the others: back to the best point, afresh, with half the step."""
         self._restarts += 1
         with torch.no_grad():
-            self.coefficients.copy_(self._best_coefficients)
+            self.coefficients.zero_()
+        self.start = self.start if self.best is None else self.best
         self.optimizer = self._make_optimizer(0.5**self._restarts)
 
     def _make_optimizer(self, shorten: float) -> torch.optim.Optimizer:

@@ -9,6 +9,7 @@ price of a few small resizings.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ class Pyramid:
         `synthesize(analyze(image))` is the picture again, up to rounding.
         """
         images = [image, *self._reduced(image)]
-        parts = [fine - enlarge(coarse, fine.shape) for fine, coarse in zip(images, images[1:], strict=False)]
+        parts = [fine - enlarge(coarse, fine.shape) for fine, coarse in pairwise(images)]
         parts.append(images[-1])
         return torch.cat([(part / self.gain**level).flatten() for level, part in enumerate(parts)])
 

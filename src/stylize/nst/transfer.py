@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stylize.errors import InputError
+from stylize.errors import InputError, RunError
 from stylize.events import Evaluated, Listener, Notice, ScaleFinished, ScaleStarted, ignore
 from stylize.nst.hooks import GradientHook
 from stylize.nst.losses import Statistics
 from stylize.nst.objective import Objective, blend, measure_style
-from stylize.nst.optimize import Optimized, Outcome, Progress, StopRule, optimize
+from stylize.nst.optimize import (
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    Optimized,
+    Outcome,
+    Progress,
+    StopRule,
+    is_out_of_memory,
+    optimize,
+)
 from stylize.nst.vgg import Vgg19
 from stylize.settings import Quality, Settings
 
@@ -109,36 +119,46 @@ def transfer(
     stops = plan_stops(len(sizes), settings, started)
     planned = sum(stop.evaluations for stop in stops)
     history: list[Evaluated] = []
-    coarse_content = result = None
-    for scale, (size, stop) in enumerate(zip(sizes, stops, strict=True)):
-        width, height = size
-        fine_content = resize(content, size).to(device)
-        if result is None or coarse_content is None:
-            start = _first_picture(fine_content, style, settings, init)
-        else:
-            start = hand_over(result.image, coarse_content, fine_content, settings.detail)
-        listen(ScaleStarted(scale, len(sizes), width, height, stop.evaluations))
-        progress = Progress(scale, len(sizes), len(history), planned, started)
-        scale_started = time.perf_counter()
-        result = optimize(
-            Objective(network, fine_content, style.at(max(size), device), settings),
-            start,
-            settings,
-            stop,
-            progress=progress,
-            listen=listen,
-            snapshot_every=snapshot_every,
-            gradient_hooks=gradient_hooks,
-        )
-        history.extend(result.history)
-        seconds = time.perf_counter() - scale_started
-        listen(
-            ScaleFinished(scale, len(sizes), len(result.history), seconds, result.losses["total"], result.reason)
-        )
-        coarse_content = fine_content
-        if result.outcome != "done":
-            break
-    assert result is not None and coarse_content is not None
+    result: Optimized | None = None
+    coarse_content = content  # at the size of the result so far
+    try:
+        for scale, (size, stop) in enumerate(zip(sizes, stops, strict=True)):
+            width, height = size
+            listen(ScaleStarted(scale, len(sizes), width, height, stop.evaluations))
+            scale_started = time.perf_counter()
+            fine_content = resize(content, size).to(device)
+            if result is None:
+                start = _first_picture(fine_content, style, settings, init)
+            else:
+                start = hand_over(result.image, coarse_content, fine_content, settings.detail)
+            result = optimize(
+                Objective(network, fine_content, style.at(max(size), device), settings),
+                start,
+                settings,
+                stop,
+                progress=Progress(scale, len(sizes), len(history), planned, started),
+                listen=listen,
+                snapshot_every=snapshot_every,
+                gradient_hooks=gradient_hooks,
+            )
+            coarse_content = fine_content
+            history.extend(result.history)
+            seconds, loss = time.perf_counter() - scale_started, result.losses["total"]
+            listen(ScaleFinished(scale, len(sizes), len(result.history), seconds, loss, result.reason))
+            if result.outcome != "done":
+                break
+    except KeyboardInterrupt:
+        if result is None:
+            raise
+        result = replace(result, outcome="interrupted", reason=INTERRUPTED)
+    except (RunError, RuntimeError) as error:
+        # A finer scale that could not even begin leaves the coarser one's picture.
+        if result is None or not (isinstance(error, RunError) or is_out_of_memory(error)):
+            raise
+        reason = str(error) if isinstance(error, RunError) else OUT_OF_MEMORY
+        result = replace(result, outcome="failed", reason=reason)
+    if result is None:
+        raise RunError("There was no scale to paint at.")
     image = _finished(result, coarse_content, resize(content, sizes[-1]).to(device), settings.detail)
     for text in _warnings(result, image):
         listen(Notice(text))
@@ -176,7 +196,7 @@ def scale_sizes(content: Tensor, settings: Settings, minimum: int) -> list[tuple
     final = target_size(width, height, settings)
     if min(final) < minimum:
         raise InputError(
-            f"The result would be {final[0]}×{final[1]} px; the layers asked for need at least {minimum} px a side. "
+            f"The result would be {final[0]}×{final[1]} px; its layers need at least {minimum} px a side. "
             "Use a larger --size, a less narrow picture, or shallower layers."
         )
     wanted = settings.scales or max(1, round(math.log2(max(final) / SMALLEST_SCALE)) + 1)
@@ -205,7 +225,7 @@ def plan_stops(scales: int, settings: Settings, started: float) -> list[StopRule
 def _share_out(total: int, weights: Sequence[int]) -> list[int]:
     """Whole numbers in proportion to the weights with exactly this sum, each at least 1 where that can be."""
     edges = [round(total * sum(weights[: k + 1]) / sum(weights)) for k in range(len(weights))]
-    return [max(1, b - a) for a, b in zip([0, *edges], edges, strict=False)]
+    return [max(1, b - a) for a, b in pairwise([0, *edges])]
 
 
 def resize(image: Tensor, size: tuple[int, int]) -> Tensor:
@@ -254,7 +274,8 @@ def _finished(result: Optimized, coarse_content: Tensor, content: Tensor, detail
 def _warnings(result: Optimized, image: Tensor) -> list[str]:
     """What a user should know about a result that cannot be what was wanted."""
     warnings = []
-    first, last = result.history[0].loss, result.losses["total"]
+    last = result.losses["total"]
+    first = result.history[0].loss if result.history else last
     if len(result.history) > 1 and not last < 0.999 * first:
         warnings.append(
             "The optimiser made no progress: the picture is its starting point. "

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -250,18 +250,18 @@ def _by_layer(state: object, where: str) -> dict[str, tuple[Tensor, Tensor]]:
     """A state dict's convolutions by layer name, whichever of the usual names its keys have."""
     if not isinstance(state, Mapping):
         raise WeightsError(f"{where} holds a {type(state).__name__}, not a state dict of VGG19.")
-    state = state.get("state_dict", state)
+    tensors: Mapping[str, Any] = state.get("state_dict", state)
     for keys in (CONVOLUTIONS, *_torchvision_keys()):
-        if f"{keys[0]}.weight" in state:
+        if f"{keys[0]}.weight" in tensors:
             break
     else:
         raise WeightsError(
             f"{where} is not a VGG19: it has neither conv1_1.weight nor features.0.weight, "
-            f"but {', '.join(list(map(str, state))[:3]) or 'nothing'} …"
+            f"but {', '.join(list(map(str, tensors))[:3]) or 'nothing'} …"
         )
     convolutions = {}
     for name, key, shape in zip(CONVOLUTIONS, keys, _shapes(), strict=True):
-        weight, bias = state.get(f"{key}.weight"), state.get(f"{key}.bias")
+        weight, bias = tensors.get(f"{key}.weight"), tensors.get(f"{key}.bias")
         if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or tuple(weight.shape) != shape:
             found = tuple(weight.shape) if isinstance(weight, Tensor) else "missing"
             raise WeightsError(f"{where} is not a VGG19: {key}.weight is {found}, expected {shape}.")

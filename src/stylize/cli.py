@@ -1,0 +1,553 @@
+"""The command `stylize`: paint a picture; look into a result; list the presets.
+
+What needs torch is imported inside the commands, so that `--help` and a misspelt option answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import click
+from click.core import ParameterSource
+
+from stylize import __version__
+from stylize.errors import InputError, OutputError, RefusedError, SaveError, SettingsError, StylizeError
+from stylize.settings import CHOICES, Settings, preset_names
+
+if TYPE_CHECKING:
+    from stylize.api import Result, UnsavedError
+    from stylize.events import Event, Listener, Snapshot
+
+    ParamType: TypeAlias = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # generic in newer releases of click only
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+EXIT_CODES = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
+TRACEBACK = "STYLIZE_TRACEBACK"  # set in the environment, it lets an unexpected error through
+
+USAGE = "[OPTIONS] CONTENT STYLE..."
+EXAMPLE = "stylize photo.jpg starry_night.jpg --size 768 --out result.png"
+
+
+# ---- options: one for each setting, with its default ---------------------------------------------------
+
+
+class Parsed(ParamType):
+    """A kind of value that a function makes of the text; its ValueError says what is wrong."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text's meaning; a default has it already."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _or_none(parse: Callable[[str], object]) -> Callable[[str], object]:
+    """`none` takes back what a preset or a file says."""
+    return lambda text: None if text == "none" else parse(text)
+
+
+def _size(text: str) -> int | str:
+    if text == "full":
+        return text
+    with _saying(f"{text!r} is neither a whole number of pixels nor 'full'."):
+        return int(text)
+
+
+def _count(text: str) -> int:
+    with _saying(f"{text!r} is not a whole number."):
+        return int(text)
+
+
+def _number(text: str) -> float:
+    with _saying(f"{text!r} is not a number."):
+        return float(text)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "min": 60, "h": 3600}
+    number = text.rstrip("smhin ")
+    with _saying(f"{text!r} is not a time such as 90, 60s, 2m or 1h."):
+        unit = units[text[len(number) :].strip() or "s"]
+        return float(number) * unit
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(name.strip() for name in text.split(","))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(_number(part) for part in text.split(","))
+
+
+def _weighted_names(text: str) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
+    """`relu1_1,relu2_1` or `relu1_1=4,relu2_1=3`."""
+    parts = [part.partition("=") for part in _names(text)]
+    names = tuple(name.strip() for name, _, _ in parts)
+    if not any(equals for _, equals, _ in parts):
+        return names, None
+    if not all(equals for _, equals, _ in parts):
+        raise ValueError("give every layer a weight, as in relu1_1=4,relu2_1=3, or none of them.")
+    return names, tuple(_number(weight) for _, _, weight in parts)
+
+
+@contextlib.contextmanager
+def _saying(message: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise ValueError(message) from error
+
+
+class Option(click.Option):
+    """An option that stands under a heading in the help."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+PATH = click.Path(path_type=Path, readable=False)  # what can be read and written is found out by `images`
+SWITCH = click.BOOL
+SIZE = Parsed("PX", _size)
+COUNT, NUMBER = Parsed("N", _count), Parsed("X", _number)
+MAYBE_COUNT, MAYBE_NUMBER = Parsed("N", _or_none(_count)), Parsed("X", _or_none(_number))
+NUMBERS, MAYBE_NUMBERS = Parsed("X,X,…", _numbers), Parsed("X,X,…", _or_none(_numbers))
+SECONDS = Parsed("TIME", _or_none(_seconds))
+LAYERS, WEIGHTED_LAYERS = Parsed("LAYERS", _names), Parsed("LAYERS", _weighted_names)
+START, WEIGHTS, DEVICE = Parsed("START", str), Parsed("WEIGHTS", str), Parsed("DEVICE", str)
+
+
+def _choice(setting: str) -> click.Choice[str]:
+    return click.Choice(CHOICES[setting])
+
+
+# section: {setting: (kind of value, help)}
+SETTINGS: Mapping[str, Mapping[str, tuple[ParamType, str]]] = {
+    "Picture": {
+        "size": (SIZE, "Long side of the result in pixels, or 'full': as large as CONTENT."),
+        "upscale": (SWITCH, "May the result be larger than CONTENT?"),
+        "quality": (_choice("quality"), "When a scale is good enough to go on."),
+        "iterations": (MAYBE_COUNT, "Evaluations over all scales, in place of --quality's own rule."),
+        "time_budget_s": (SECONDS, "Time for the optimisation, as 60s or 2m, in place of --quality's rule."),
+        "scales": (MAYBE_COUNT, "How many sizes, each twice the one before; else from about 128 px on."),
+    },
+    "Style and content": {
+        "content_weight": (NUMBER, "How much CONTENT counts."),
+        "style_weight": (NUMBER, "How much STYLE counts."),
+        "tv_weight": (NUMBER, "How much smoothness counts."),
+        "detail": (NUMBER, "Of CONTENT's fine detail: 0 is painterly, 1 photographic."),
+        "style_scale": (NUMBER, "Size of the strokes: STYLE's long side over the result's."),
+        "style_weights": (MAYBE_NUMBERS, "Shares of several STYLEs, in their order; else all alike."),
+        "content_layers": (LAYERS, "Layers that measure CONTENT."),
+        "style_layers": (WEIGHTED_LAYERS, "Layers that measure STYLE: alike, or as relu1_1=4,relu2_1=3."),
+        "style_layer_weights": (NUMBERS, "Weights of the style layers, in their order."),
+        "style_loss": (_choice("style_loss"), "Compare means and centred Gram matrices, or plain ones."),
+        "normalization": (_choice("normalization"), "The losses' form; two need --style-loss gram."),
+        "average": (COUNT, "The result is the mean of about so many last iterates; 0 is the best one."),
+    },
+    "Search": {
+        "init": (START, "Where to start: content, noise, style, or the path of a picture."),
+        "seed": (COUNT, "Of the noise."),
+        "optimizer": (_choice("optimizer"), "What makes the steps."),
+        "history": (COUNT, "Curvature pairs that L-BFGS remembers."),
+        "step_levels": (MAYBE_NUMBER, "First step of L-BFGS, every step of Adam, in grey levels of 255."),
+        "bounds": (_choice("bounds"), "How the picture is kept between black and white."),
+        "range_weight": (NUMBER, "What values beyond black and white cost, with --bounds penalty."),
+        "clip_norm": (MAYBE_NUMBER, "Guard on the norm of the picture's gradient."),
+        "clip_value": (MAYBE_NUMBER, "Guard on each value of the picture's gradient."),
+    },
+    "Network and machine": {
+        "weights": (WEIGHTS, "embedded, torchvision (a download), or the path of a state dict."),
+        "weights_normalization": (click.Choice(["caffe", "torchvision"]), "Of a state dict from a path."),
+        "pooling": (_choice("pooling"), "How the network halves its features."),
+        "padding": (_choice("padding"), "What the network sees beyond the border."),
+        "precision": (_choice("precision"), "Of the network; auto is bf16 where that is fast."),
+        "device": (DEVICE, "auto, cpu, cuda, cuda:N or mps."),
+    },
+}
+
+
+def flag(setting: str) -> str:
+    """The option of a setting: `--time-budget` for time_budget_s."""
+    return "--" + setting.removesuffix("_s").replace("_", "-")
+
+
+def _setting_options() -> list[click.Parameter]:
+    defaults = vars(Settings())
+    return [
+        Option(
+            [f"{flag(name)}/--no-{flag(name)[2:]}" if kind is SWITCH else flag(name), name],
+            type=kind,
+            default=defaults[name],
+            show_default=True,
+            help=text,
+            section=section,
+        )
+        for section, settings in SETTINGS.items()
+        for name, (kind, text) in settings.items()
+    ]
+
+
+def _output_options() -> list[click.Parameter]:
+    def option(*spellings: str, **more: Any) -> Option:
+        return Option(spellings, section="Output", **more)
+
+    positive = click.IntRange(1)
+    known = ", ".join(preset_names())
+    return [
+        option("--out", type=PATH, help="A .png, .jpg, .webp or .tiff; else CONTENT_STYLE.png, here."),
+        option("--overwrite", is_flag=True, help="Replace a picture that exists."),
+        option("--config", metavar="CONFIG", help=f"{known}, a TOML file, or a former result."),
+        option("--save-every", type=positive, metavar="N", help="Save every Nth picture beside the result."),
+        option("--max-pixels", type=positive, metavar="N", help="Read pictures of up to so many pixels."),
+        option("--quiet", is_flag=True, help="Say nothing but errors."),
+        option("--json", "as_json", is_flag=True, help="Print one report as JSON on standard output."),
+    ]
+
+
+# ---- commands -------------------------------------------------------------------------------------------
+
+
+class Program(click.Group):
+    """Without the name of a command, `paint` is meant; every way out is one line and an exit code."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `paint` in front when no command is named."""
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else ["paint", *args])
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> NoReturn:
+        """Run one command line and exit."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        try:
+            code = super().main(arguments, prog_name="stylize", standalone_mode=False) or DONE
+        except (Exception, KeyboardInterrupt) as error:
+            message, code = _verdict(error)
+            if TRACEBACK in os.environ and TRACEBACK in message:
+                raise
+            _say(message)
+            if "--json" in arguments:
+                _print(json.dumps({"error": message, "exit_code": code}))
+        sys.exit(code)
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C, and there is no picture to show for it."""
+
+
+def _verdict(error: BaseException) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    match error:
+        case Interrupted() | click.Abort():
+            return str(error) or "Interrupted.", INTERRUPTED
+        case click.MissingParameter():
+            return f"{error.format_message()} For example: {EXAMPLE}", REFUSED
+        case click.ClickException():
+            return error.format_message(), REFUSED
+        case RefusedError() | InputError():
+            return str(error), REFUSED
+        case StylizeError():
+            return str(error), FAILED
+    if _is_out_of_memory(error):
+        return "There is not enough memory. Use a smaller --size.", FAILED
+    said = f"{type(error).__name__}: {error}".rstrip(".")
+    return f"{said}. This is a defect; run again with {TRACEBACK}=1 for the traceback.", FAILED
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Python's way to say it, and torch's; torch may not be imported here."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "allocate memory" in str(error) or "not enough memory" in str(error)
+
+
+class Paint(click.Command):
+    """The command that paints; its options stand under headings."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As it is typed: without the name of the command."""
+        formatter.write_usage("stylize", USAGE)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options by section, then the other commands."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            line = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and line is not None:
+                sections.setdefault(getattr(parameter, "section", "Help"), []).append(line)
+        for section, lines in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(lines)
+        with formatter.section("Other commands"):
+            others = {name: each for name, each in program.commands.items() if each is not self}
+            formatter.write_dl([(name, each.get_short_help_str(100)) for name, each in others.items()])
+
+
+@click.group(cls=Program)
+def program() -> None:
+    """Paint one picture in the manner of another."""
+
+
+def main() -> None:
+    """The command of the operating system."""
+    try:
+        program()
+    finally:
+        # What is left is Python's own shutdown; a second Ctrl-C may cut it short without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@program.command(
+    cls=Paint,
+    params=[*_setting_options(), *_output_options()],
+    epilog=f"For example: {EXAMPLE}",
+    context_settings={"max_content_width": 100},
+)
+@click.argument("content", type=PATH)
+@click.argument("style", type=PATH, nargs=-1, required=True)
+@click.version_option(__version__, message="stylize %(version)s")
+@click.pass_context
+def paint(
+    ctx: click.Context,
+    /,
+    content: Path,
+    style: tuple[Path, ...],
+    out: Path | None,
+    config: str | None,
+    overwrite: bool,
+    save_every: int | None,
+    max_pixels: int | None,
+    quiet: bool,
+    as_json: bool,
+    **values: Any,
+) -> int:
+    """Paint CONTENT in the manner of STYLE, or of several STYLEs together."""
+    out = out or Path("_".join(path.stem for path in (content, *style)) + ".png")
+    if save_every and not overwrite:
+        _refuse_old_snapshots(out)
+    watch = Watch(out)
+    trouble = None
+    with _stoppable(watch):
+        from stylize import api, progress
+
+        settings = api.load_settings(config, **_given(ctx, values))
+        relative = settings.normalization == "relative"
+        with progress.showing(
+            sys.stderr, quiet=quiet, relative=relative, budget_s=settings.time_budget_s
+        ) as watch.show:
+            try:
+                result = api.Stylizer(settings)(
+                    content,
+                    style,
+                    out=out,
+                    overwrite=overwrite,
+                    on_event=watch,
+                    snapshot_every=save_every,
+                    max_pixels=max_pixels,
+                )
+            except api.UnsavedError as error:
+                result, trouble = _saved_elsewhere(error, out)
+    return _report(result, trouble, quiet=quiet, as_json=as_json)
+
+
+@program.command()
+@click.argument("picture", type=PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON.")
+def info(picture: Path, as_json: bool) -> None:
+    """Print the settings inside a result, as TOML that --config reads."""
+    from stylize import images
+
+    record = images.read_record(picture)
+    _print(json.dumps(record, indent=2) if as_json else _described(record))
+
+
+@program.command()
+def presets() -> None:
+    """List the presets that --config knows by name."""
+    for name in preset_names():
+        settings = Settings.from_sources(name).to_toml().rstrip()
+        _print("\n    ".join([name, *settings.splitlines()]))
+
+
+# ---- around a run ---------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Passes events on to `show`, writes snapshots beside `out`, and knows whether anything was painted."""
+
+    def __init__(self, out: Path) -> None:
+        self.show: Listener = lambda event: None
+        self.painted = False
+        self._out: Path | None = out  # None once a snapshot could not be written
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        from stylize.events import Evaluated, Snapshot
+
+        self._tell(event)
+        self.painted = self.painted or isinstance(event, Evaluated)
+        if isinstance(event, Snapshot) and self._out is not None:
+            self._save(event, snapshot_path(self._out, event.evaluation))
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self.show(event)
+        except OSError:  # the terminal is gone, or nobody reads the pipe; the picture matters more
+            self.show = lambda event: None
+
+    def _save(self, event: Snapshot, path: Path) -> None:
+        from stylize.events import Notice
+        from stylize.images import save_picture
+
+        try:
+            save_picture(event.picture / 255, path, overwrite=True)
+        except StylizeError as error:  # a full disk now may have room again for the result
+            self._out = None
+            self._tell(Notice(f"{error} No more snapshots will be saved."))
+
+
+def snapshot_path(out: Path, evaluation: int) -> Path:
+    """Where the picture of one evaluation goes: `result.000120.png` beside `result.png`."""
+    return out.with_name(f"{out.stem}.{evaluation:06d}.png")
+
+
+def _refuse_old_snapshots(out: Path) -> None:
+    for path in sorted(out.parent.glob(f"{glob.escape(out.stem)}.{'[0-9]' * 6}.png")):
+        raise OutputError(f"{path} exists already. Choose another --out, or replace it with --overwrite.")
+
+
+def _given(ctx: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that stand on the command line."""
+    given = {
+        name: value
+        for name, value in values.items()
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    if "style_layers" in given:
+        given["style_layers"], weights = given["style_layers"]
+        if weights is not None and "style_layer_weights" in given:
+            raise SettingsError("Weigh the layers in --style-layers or --style-layer-weights, not both.")
+        alike = (1.0,) * len(given["style_layers"])  # the default's weights belong to the default's layers
+        given.setdefault("style_layer_weights", weights or alike or None)
+    return given
+
+
+@contextlib.contextmanager
+def _stoppable(watch: Watch) -> Iterator[None]:
+    """SIGTERM and a closed terminal are as good as Ctrl-C; what comes out of here left no picture."""
+    numbers = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+    in_main_thread = threading.current_thread() is threading.main_thread()  # only there signals can be set
+    taken = [number for number in numbers if in_main_thread and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        why = "again before the picture was saved" if watch.painted else "before anything was painted"
+        raise Interrupted(f"Interrupted {why}.") from error
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _saved_elsewhere(error: UnsavedError, out: Path) -> tuple[Result, str]:
+    """The result, saved in the system's temporary folder, and what happened."""
+    try:
+        path = error.result.save(Path(tempfile.mkdtemp(prefix="stylize-")) / out.name)
+    except (OSError, StylizeError) as second:
+        raise SaveError(f"{error} It could not be saved in the temporary folder either: {second}") from error
+    return dataclasses.replace(error.result, path=path), f"{error} The picture is in {path}."
+
+
+# ---- what is said -----------------------------------------------------------------------------------
+
+
+def _report(result: Result, trouble: str | None, *, quiet: bool, as_json: bool) -> int:
+    """Say how the run ended; the exit code."""
+    code = FAILED if trouble else EXIT_CODES[result.outcome]
+    if not quiet:
+        _say_summary(result)
+    if trouble:
+        _say(trouble)
+    elif code != DONE:
+        kept = f"The best picture so far is in {result.path}." if result.path else "Nothing was painted yet."
+        _say(f"{result.reason} {kept}")
+    if as_json:
+        _print(json.dumps(_as_dict(result, trouble, code)))
+    elif result.path and not quiet:
+        _print(os.fsencode(result.path))  # a name need not be text
+    return code
+
+
+def _say_summary(result: Result) -> None:
+    from stylize.progress import duration, figures
+
+    if result.path is None:
+        return
+    height, width = result.tensor.shape[2:]
+    errors = figures(result.losses, result.settings.normalization == "relative", suffix=" error")
+    parts = [str(result.path), f"{width}×{height}", duration(result.seconds), ", ".join(errors)]
+    _print(" · ".join(part for part in parts if part), err=True)
+
+
+def _as_dict(result: Result, trouble: str | None, code: int) -> dict[str, Any]:
+    """The report of a run, ready for JSON."""
+    height, width = result.tensor.shape[2:]
+    report = {
+        "out": None if result.path is None else str(result.path),
+        "size": [width, height],
+        "losses": dict(result.losses),
+        "evaluations": result.evaluations,
+        "seconds": result.seconds,
+        "outcome": result.outcome,
+        "reason": result.reason,
+        "notices": list(result.notices),
+        "settings": result.settings.as_dict(),
+        "exit_code": code,
+    }
+    return report | ({"error": trouble} if trouble else {})
+
+
+def _described(record: Mapping[str, Any]) -> str:
+    """A record as TOML: the settings that differ from the defaults, the rest as comments."""
+    styles = " + ".join(style["name"] for style in record["styles"])
+    lines = [
+        f"{record['program']} {record['version']}: {record['content']['name']} in the manner of {styles}",
+        f"{record['outcome']} after {record['evaluations']} evaluations",
+        f"VGG19 weights: {record['weights']['name']} (SHA-256 {record['weights']['sha256']})",
+        *(f"{name}: {value:.6g}" for name, value in record["losses"].items()),
+    ]
+    comments = "".join(f"# {line}\n" for line in lines)
+    return comments + Settings.from_sources(record["settings"]).to_toml().rstrip()
+
+
+def _say(message: str) -> None:
+    _print(f"stylize: {message}".replace("\n", " "), err=True)
+
+
+def _print(text: str | bytes, *, err: bool = False) -> None:
+    """To standard output or error; that nobody reads it to the end is no error."""
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:
+        # What is still buffered would fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())

@@ -1,0 +1,218 @@
+"""What a run says in a terminal: a bar where there is one, a few lines where there is none."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NoReturn, TextIO
+
+from tqdm import tqdm
+
+from stylize.events import Evaluated, Event, Listener, Notice, ScaleFinished, ScaleStarted, ignore
+
+BAR = "{desc} {bar} {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]"
+FIRST_FORECAST_S = 5.0  # a forecast after fewer seconds is mostly the cost of starting
+
+
+@contextmanager
+def showing(
+    stream: TextIO | None, *, quiet: bool = False, relative: bool = True, budget_s: float | None = None
+) -> Iterator[Listener]:
+    """The listener that suits `stream`: a bar in a terminal, lines in a file, nothing when `quiet`.
+
+    Args:
+        stream: usually standard error; None where a program has none.
+        quiet: say nothing at all.
+        relative: the losses are errors relative to the target, shown in per cent.
+        budget_s: the seconds that the run may take at most, if there is such a limit.
+    """
+    if quiet or stream is None:
+        yield ignore
+    elif stream.isatty():
+        listener = TqdmListener(stream, relative=relative, budget_s=budget_s)
+        try:
+            yield listener
+        finally:
+            listener.close()
+    else:
+        yield LineListener(stream, relative=relative, budget_s=budget_s)
+
+
+class Forecast:
+    """The seconds that a run will still take at most, from the evaluations that it has made.
+
+    The first evaluation of a scale does not count: it waits for the measuring of the targets. A finer scale
+    costs as much more as it has more pixels.
+    """
+
+    def __init__(self, budget_s: float | None = None) -> None:
+        self._budget_s = budget_s
+        self._cost: float | None = None  # seconds for one evaluation at this scale; None = not known yet
+        self._pixels = 0
+        self._planned = 0  # evaluations at this scale
+        self._made = 0  # evaluations at all scales so far
+        self._before = 0  # of them at the scales before this one
+        self._first_s = 0.0  # when the first evaluation of this scale was done
+
+    def start(self, event: ScaleStarted) -> None:
+        """A scale begins."""
+        pixels = event.width * event.height
+        if self._cost is not None:
+            self._cost *= pixels / self._pixels
+        self._pixels, self._planned, self._before = pixels, event.evaluations, self._made
+
+    def left(self, event: Evaluated) -> float | None:
+        """Seconds left after this evaluation, at most; None while nothing can be said."""
+        self._made = event.evaluation
+        made_here = self._made - self._before
+        if made_here == 1:
+            self._first_s = event.seconds
+        else:
+            self._cost = (event.seconds - self._first_s) / (made_here - 1)
+        in_budget = math.inf if self._budget_s is None else max(0.0, self._budget_s - event.seconds)
+        if self._cost is None:
+            return None
+        here = max(0, self._planned - made_here)
+        finer = max(0, event.evaluations - self._before - self._planned)
+        scales = event.scales - event.scale - 1  # finer ones, each of four times the pixels of the one before
+        dearer = sum(4.0**step for step in range(1, scales + 1)) / max(1, scales)
+        return min(self._cost * (here + finer * dearer), in_budget)
+
+
+class TqdmListener:
+    """A bar that shows scale, size, evaluations, errors and the time left; notices are written above it."""
+
+    def __init__(self, stream: TextIO, *, relative: bool = True, budget_s: float | None = None) -> None:
+        self._stream = stream
+        self._relative = relative
+        self._budget_s = budget_s
+        self._forecast = Forecast(budget_s)
+        self._figures: list[str] = []
+        self._bar: tqdm[NoReturn] | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case Notice():
+                tqdm.write(f"note: {event.text}", file=self._stream)
+            case ScaleStarted():
+                self._forecast.start(event)
+                self._open(event.evaluations).set_description_str(_scale(event), refresh=False)
+            case Evaluated():
+                self._show(event)
+            case ScaleFinished() if self._bar is not None and event.scale == event.scales - 1:
+                self._bar.total = self._bar.n  # what was planned was a maximum
+                self._bar.set_postfix_str(", ".join(self._figures))
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Leave the bar as it stands and go on below it."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _open(self, evaluations: int) -> tqdm[NoReturn]:
+        if self._bar is None:
+            unit = "" if self._budget_s is None else " s"
+            self._bar = tqdm(
+                total=self._total(evaluations),
+                unit=unit,
+                file=self._stream,
+                bar_format=BAR,
+                ncols=None if _columns(self._stream) else 80,  # containers' terminals may have 0 columns
+                dynamic_ncols=_columns(self._stream) > 0,
+            )
+        return self._bar
+
+    def _show(self, event: Evaluated) -> None:
+        bar = self._open(event.evaluations)
+        total = self._total(event.evaluations)
+        position = event.evaluation if self._budget_s is None else min(int(event.seconds), total)
+        self._figures = figures(event.terms, self._relative)
+        left = self._forecast.left(event)
+        rest = [] if left is None else [f"about {duration(left)} left"]
+        bar.total = total
+        bar.set_postfix_str(", ".join([*self._figures, *rest]), refresh=False)
+        bar.update(position - bar.n)
+
+    def _total(self, evaluations: int) -> int:
+        """The end of the bar: evaluations, or the seconds of the budget where these are what ends the run."""
+        return evaluations if self._budget_s is None else max(1, round(self._budget_s))
+
+
+class LineListener:
+    """One line when the first evaluations tell how long the run will take, and one for every scale."""
+
+    def __init__(self, stream: TextIO, *, relative: bool = True, budget_s: float | None = None) -> None:
+        self._stream = stream
+        self._relative = relative
+        self._forecast = Forecast(budget_s)
+        self._forecast_said = False
+        self._scale = ""
+        self._figures: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case Notice():
+                self._say(f"note: {event.text}")
+            case ScaleStarted():
+                self._forecast.start(event)
+                self._scale = _scale(event)
+            case Evaluated():
+                self._figures = figures(event.terms, self._relative)
+                self._say_forecast(event)
+            case ScaleFinished():
+                plural = "" if event.evaluations == 1 else "s"
+                took = f"{event.evaluations} evaluation{plural} in {duration(event.seconds)}"
+                self._say(": ".join([self._scale, ", ".join([took, *self._figures])]))
+            case _:
+                pass
+
+    def _say_forecast(self, event: Evaluated) -> None:
+        left = self._forecast.left(event)
+        if left is not None and not self._forecast_said and event.seconds >= FIRST_FORECAST_S:
+            self._forecast_said = True
+            self._say(f"about {duration(left)} left at most, judged by {event.evaluation} evaluations")
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: `4.2 s`, `36 s`, `3 min 05 s`, `2 h 10 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def figures(terms: Mapping[str, float], relative: bool = True, suffix: str = "") -> list[str]:
+    """The style and content terms that there are, in words: `style 4.1 %`, `content 62 %`."""
+    names = [name for name in ("style", "content") if name in terms]
+    return [f"{name}{suffix} {_figure(terms[name], relative)}" for name in names]
+
+
+def _figure(value: float, relative: bool) -> str:
+    if not relative:
+        return f"{value:.3g}"
+    return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.1f} %"
+
+
+def _columns(terminal: TextIO) -> int:
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def _scale(event: ScaleStarted) -> str:
+    return f"scale {event.scale + 1}/{event.scales} {event.width}×{event.height}"
