@@ -33,7 +33,7 @@ from stylize.settings import Settings, preset_names
 ROOT = Path(__file__).parents[1]
 TINY = ("--size", "32", "--iterations", "3", "--precision", "fp32", "--device", "cpu")
 OUTPUT_OPTIONS = {
-    *("--out", "--overwrite", "--config", "--save-every", "--max-pixels", "--quiet", "--json"),
+    *("--out", "--overwrite", "--config", "--save-every", "--log-dir", "--max-pixels", "--quiet", "--json"),
     *("--version", "--help"),
 }
 
@@ -350,7 +350,7 @@ def test_every_kind_of_option_reaches_the_settings() -> None:
 
 def test_style_layers_without_weights_count_alike() -> None:
     result = paint_tiny("--style-layers", "relu1_1,relu3_1", "--json")
-    assert json.loads(result.stdout)["settings"]["style_layer_weights"] == [1.0, 1.0]
+    assert json.loads(result.stdout)["settings"]["style_layer_weights"] is None
 
 
 @pytest.mark.parametrize(

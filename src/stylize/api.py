@@ -6,6 +6,7 @@ Nothing in here prints, exits, or changes torch's or Pillow's global state.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import platform
@@ -17,19 +18,26 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import PIL.Image
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from stylize import __version__, images
-from stylize.errors import OutputError, SaveError, SettingsError
+from stylize.batch.engines import Paint, Painted
+from stylize.batch.manifest import file_hash
+from stylize.batch.plan import Job, make_plan
+from stylize.batch.report import BatchListener, BatchReport
+from stylize.batch.run import Choice, run_folder
+from stylize.errors import OutputError, RunError, SaveError, SettingsError
 from stylize.events import Evaluated, Event, Listener, Notice, ignore
 from stylize.images import Source
+from stylize.inspect.record import Wiring, check_log_dir, wired
 from stylize.nst.device import choose_device, choose_dtype
 from stylize.nst.hooks import GradientHook
 from stylize.nst.optimize import Outcome
 from stylize.nst.transfer import Painting, Style, scale_sizes, target_size, transfer
-from stylize.nst.vgg import Vgg19, load_weights
-from stylize.settings import LAYERS, Settings
+from stylize.nst.vgg import Vgg19, load_weights, minimum_size
+from stylize.settings import Settings
 
 Config: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
 NAMED_STARTS = ("content", "noise", "style")  # what `Settings.init` can be besides a path
@@ -94,6 +102,7 @@ def stylize(
     snapshot_every: int | None = None,
     gradient_hooks: Sequence[GradientHook] = (),
     max_pixels: int | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
     **overrides: Any,
 ) -> Result:
     """Paint `content` in the manner of `style`.
@@ -110,6 +119,7 @@ def stylize(
         snapshot_every: evaluations between two `Snapshot` events.
         gradient_hooks: called with the gradient on the picture, [1, 3, H, W], at every evaluation.
         max_pixels: refuse to read larger pictures; None is Pillow's own limit.
+        log_dir: a folder for the record of the run: trace.jsonl, and events for TensorBoard.
         overrides: single settings, on top of `settings` or `config`.
 
     Raises:
@@ -131,7 +141,119 @@ def stylize(
         snapshot_every=snapshot_every,
         gradient_hooks=gradient_hooks,
         max_pixels=max_pixels,
+        log_dir=log_dir,
     )
+
+
+def stylize_folder(
+    content: str | os.PathLike[str],
+    style: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str] = "outputs",
+    *,
+    settings: Settings | None = None,
+    config: Config | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    suffix: str = ".png",
+    overwrite: bool = False,
+    dry_run: bool = False,
+    retry_failed: bool = False,
+    fail_fast: bool = False,
+    shard: tuple[int, int] | None = None,
+    engine: str = "auto",
+    workers: int | None = None,
+    threads: int | None = None,
+    ray_address: str | None = None,
+    max_pixels: int | None = None,
+    on_event: BatchListener = lambda event: None,
+    stop: threading.Event | None = None,
+    **overrides: Any,
+) -> BatchReport:
+    """Paint every picture in a folder; what an earlier run over it has done is not done again.
+
+    What is done stands in `out`/.stylize, and the report in `out`/report.json. Ctrl-C ends the run at once,
+    and the report is returned all the same.
+
+    Args:
+        content: the folder, with its subfolders; or one picture, for a folder of styles.
+        style: one picture, or several that are blended, or a folder of which each is used in turn.
+        out: the output folder, in which the tree of `content` is mirrored.
+        settings: all choices at once, or
+        config: a preset's name, a TOML file, a former result, or a mapping of settings.
+        include: patterns as "*.jpg" or "holiday/*"; without any, all pictures are painted.
+        exclude: patterns of what is left out.
+        suffix: of the outputs, which is their format: .png, .jpg, .webp or .tiff.
+        overwrite: may files in `out` be replaced that no earlier run over it has made?
+        dry_run: find out what would be done, and what it would cost.
+        retry_failed: paint again what failed before.
+        fail_fast: end the run at the first picture that fails.
+        shard: (i, n) paints part i of n, counted from 1, beside other processes that paint theirs.
+        engine: "processes" (what "auto" means), "inline", or "ray".
+        workers: processes or actors; None = what suits the machine.
+        threads: of each of them; None = what suits the machine. Another number may give other bytes.
+        ray_address: of a Ray cluster, such as "auto".
+        max_pixels: refuse to read larger pictures; None is Pillow's own limit.
+        on_event: called with every event of `stylize.batch.report`, in this thread.
+        stop: once it is set, pictures that are being painted are finished, and no other is begun.
+        overrides: single settings, on top of `settings` or `config`.
+
+    Raises:
+        RefusedError: before anything is computed: a setting, a style, the folders, or another run at work there.
+    """
+    if settings is not None and config is not None:
+        raise SettingsError("Give settings or config, not both.")
+    chosen = settings.replace(**overrides) if settings is not None else load_settings(config, **overrides)
+    styles = [style] if isinstance(style, (str, os.PathLike)) else list(style)
+    plan = make_plan(
+        Path(content),
+        [Path(each) for each in styles],
+        Path(out),
+        include=include,
+        exclude=exclude,
+        suffix=suffix,
+    )
+    for group in dict.fromkeys(job.styles for job in plan.jobs):
+        _check_style_count(len(group), chosen)
+        for each in group:
+            _read(each, max_pixels)  # a style that cannot be read would fail every picture
+    choice = Choice(
+        shard=shard,
+        overwrite=overwrite,
+        retry_failed=retry_failed,
+        fail_fast=fail_fast,
+        dry_run=dry_run,
+        engine=engine,
+        workers=workers,
+        threads=threads,
+        ray_address=ray_address,
+    )
+    painter = functools.partial(_open_painter, chosen, max_pixels)
+    return run_folder(plan, chosen, painter, choice, on_event, stop or threading.Event())
+
+
+def _open_painter(settings: Settings, max_pixels: int | None) -> Paint:
+    """What paints the pictures of a folder, wherever it runs."""
+    stylizer = Stylizer(settings)
+
+    def paint(job: Job, listen: Listener) -> Painted:
+        result = stylizer(job.content, job.styles, on_event=listen, max_pixels=max_pixels)
+        if result.outcome == "interrupted":
+            raise KeyboardInterrupt
+        if result.outcome == "failed":
+            raise RunError(f"{job.content}: {result.reason}")
+        path = result.save(job.out, overwrite=True)
+        return Painted(
+            content_sha256=result.record["content"]["sha256"],
+            output_sha256=file_hash(path),
+            size=(result.tensor.shape[3], result.tensor.shape[2]),
+            seconds=result.seconds,
+            evaluations=result.evaluations,
+            threads=torch.get_num_threads(),
+            losses=result.losses,
+            notices=result.notices,
+        )
+
+    return paint
 
 
 def load_settings(config: Config | None = None, **overrides: Any) -> Settings:
@@ -174,16 +296,20 @@ class Stylizer:
         snapshot_every: int | None = None,
         gradient_hooks: Sequence[GradientHook] = (),
         max_pixels: int | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
     ) -> Result:
         """Paint one picture; arguments, result and errors are those of `stylize.stylize`."""
         job = _prepare(self.settings, content, style, init, max_pixels)
         if out is not None:
             images.check_output(out, overwrite=overwrite, size=job.size)
             _check_spares_inputs(Path(out), job)
+        if log_dir is not None:
+            check_log_dir(log_dir)
         listen = _Collector(on_event)
         for notice in job.notices:
             listen(Notice(notice))
-        with self._lock:
+        wiring = Wiring(listen, snapshot_every, tuple(gradient_hooks))
+        with self._lock, wired(wiring, log_dir, job.settings) as wiring:
             network = self._load_network()
             painting = transfer(
                 network,
@@ -191,9 +317,9 @@ class Stylizer:
                 self._load_style(network, job.styles),
                 job.settings,
                 init=None if job.init is None else job.init.picture.tensor,
-                listen=listen,
-                snapshot_every=snapshot_every,
-                gradient_hooks=gradient_hooks,
+                listen=wiring.listen,
+                snapshot_every=wiring.snapshot_every,
+                gradient_hooks=wiring.gradient_hooks,
             )
         result = _result(job, painting, self._weights, tuple(listen.notices))
         return result if out is None else _saved(result, out, overwrite)
@@ -280,7 +406,8 @@ def _prepare(
     read_start = None if named else _read(start, max_pixels)
     settings = settings.replace(init=start if read_start is None else read_start.picture.source)
     read_content = _read(content, max_pixels)
-    scale_sizes(read_content.picture.tensor, settings, _minimum_side(settings))  # refuses what is too small
+    least = minimum_size(settings.content_layers + settings.style_layers)
+    scale_sizes(read_content.picture.tensor, settings, least)  # refuses what is too small
     return _Job(
         settings=settings,
         content=read_content,
@@ -304,13 +431,6 @@ def _check_style_count(count: int, settings: Settings) -> None:
         raise SettingsError(
             f"style_weights has {len(weights)} values for {count} style pictures; give one for each."
         )
-
-
-def _minimum_side(settings: Settings) -> int:
-    """What `Vgg19.minimum_size` will be, before there is a network."""
-    deepest = max(LAYERS.index(layer) for layer in (*settings.content_layers, *settings.style_layers))
-    side = 1 << sum(layer.startswith("pool") for layer in LAYERS[: deepest + 1])
-    return max(2, side) if settings.padding == "reflect" else side
 
 
 def _read(source: Source, max_pixels: int | None) -> _Input:

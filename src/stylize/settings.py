@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ OptimizerName: TypeAlias = Literal["lbfgs", "adam", "torch-lbfgs"]
 Precision: TypeAlias = Literal["auto", "fp32", "bf16"]
 Pooling: TypeAlias = Literal["max", "avg", "l2"]
 Padding: TypeAlias = Literal["zeros", "replicate", "reflect"]
-Bounds: TypeAlias = Literal["penalty", "project", "none"]
 Quality: TypeAlias = Literal["draft", "good", "best"]
 
 # VGG19 by blocks: how many convolutions stand before each pooling (Simonyan and Zisserman 2015, table 1, E).
@@ -59,16 +57,15 @@ class Settings:
     scales: int | None = None  # how many sizes, each twice the one before; None = from about 128 px
 
     # What is asked of the picture
-    content_weight: float = 0.25
+    content_weight: float = 0.15
     style_weight: float = 1.0
-    tv_weight: float = 3.0  # on the mean 9-point total variation of the picture in [0, 1]
+    tv_weight: float = 6.0  # on the mean 9-point total variation of the picture in [0, 1]
     detail: float = 0.5  # 0 … 1: how much of the content's detail a finer scale is given
-    average: int = 20  # the last iterates that the result is the mean of, about; 0 = the best iterate alone
 
     # What is measured of a picture
     content_layers: tuple[str, ...] = ("relu4_2",)
     style_layers: tuple[str, ...] = ("relu1_1", "relu2_1", "relu3_1", "relu4_1", "relu5_1")
-    style_layer_weights: tuple[float, ...] | None = (4.0, 3.0, 2.0, 2.0, 1.0)  # None = equal; the sum is free
+    style_layer_weights: tuple[float, ...] | None = None  # None = equal; the sum is free
     style_loss: StyleLoss = "centred"
     normalization: Normalization = "relative"
     style_weights: tuple[float, ...] | None = None  # of several style pictures; None = equal; the sum is free
@@ -78,10 +75,9 @@ class Settings:
     init: str = "content"  # content, noise, style, or the path of a picture
     seed: int = 0
     optimizer: OptimizerName = "lbfgs"
-    history: int = 20  # curvature pairs that L-BFGS remembers
+    history: int = 10  # curvature pairs that L-BFGS remembers
     step_levels: float | None = None  # first step of L-BFGS, every step of Adam, in grey levels of 255
-    bounds: Bounds = "penalty"  # how the picture is kept within black and white
-    range_weight: float = 30.0  # of the penalty on values outside [0, 1]
+    range_weight: float = 30.0  # of the mean square excess over [0, 1], which a file cannot hold
     clip_norm: float | None = None  # guard on the norm of the picture's gradient
     clip_value: float | None = None  # guard on each value of the picture's gradient
 
@@ -94,10 +90,13 @@ class Settings:
     device: str = "auto"  # auto, cpu, cuda, cuda:N or mps
 
     def __post_init__(self) -> None:
-        """Turn lists into tuples, then refuse what cannot be."""
+        """Turn lists into tuples and paths into text, then refuse what cannot be."""
         for name, value in vars(self).items():
             if isinstance(value, list):
                 object.__setattr__(self, name, tuple(value))
+            elif isinstance(value, Path):
+                object.__setattr__(self, name, str(value))
+        _check_kinds(self)
         _check_choices(self)
         _check_numbers(self)
         _check_layers(self)
@@ -132,12 +131,11 @@ class Settings:
         """The values that differ from the defaults, as TOML that `load_config` reads."""
         defaults = vars(Settings())
         changed = {name: value for name, value in vars(self).items() if value != defaults[name]}
-        # JSON's strings, numbers, booleans and flat lists are TOML's too.
+        # JSON's strings, numbers, booleans and flat lists are TOML's too, but for the delete character; None,
+        # which TOML has no word for, is the default wherever it can be.
         return "".join(
-            f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
-            for name, value in changed.items()
-            if value is not None
-        )
+            f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in changed.items()
+        ).replace("\x7f", "\\u007f")
 
 
 def preset_names() -> list[str]:
@@ -188,6 +186,31 @@ def _check_names(chosen: Iterable[str], *, where: str) -> None:
             raise SettingsError(f"There is no setting {name!r}{where}.{did_you_mean(name, known)}")
 
 
+_TEXTS = ("init", "weights", "device")
+_LISTS = ("content_layers", "style_layers", "style_layer_weights", "style_weights")
+
+
+def _check_kinds(settings: Settings) -> None:
+    for name in _TEXTS:
+        value: object = getattr(settings, name)
+        if not isinstance(value, str) or not value:
+            raise SettingsError(f"{name} is {value!r}; it must be a text such as {_default(name)!r}.")
+    for name in _LISTS:
+        value = getattr(settings, name)
+        if not isinstance(value, tuple) and (value is not None or name.endswith("layers")):
+            raise SettingsError(f"{name} is {value!r}; it must be a list, also for a single value.")
+    if not isinstance(settings.upscale, bool):
+        raise SettingsError(f"upscale is {settings.upscale!r}; it can be true or false.")
+    if settings.weights_normalization not in (None, "caffe", "torchvision"):
+        raise SettingsError(
+            f"weights_normalization is {settings.weights_normalization!r}; it can be caffe or torchvision."
+        )
+
+
+def _default(name: str) -> object:
+    return Settings.__dataclass_fields__[name].default
+
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "quality": get_args(Quality),
     "style_loss": get_args(StyleLoss),
@@ -196,7 +219,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "pooling": get_args(Pooling),
     "padding": get_args(Padding),
-    "bounds": get_args(Bounds),
 }
 CHOICES: Mapping[str, tuple[str, ...]] = _CHOICES
 
@@ -219,7 +241,6 @@ _NUMBERS: dict[str, tuple[float, bool, bool]] = {
     "style_weight": (0, True, False),
     "tv_weight": (0, True, False),
     "detail": (0, True, False),
-    "average": (0, True, True),
     "style_scale": (0, False, False),
     "seed": (0, True, True),
     "history": (1, True, True),
@@ -233,12 +254,14 @@ _NUMBERS: dict[str, tuple[float, bool, bool]] = {
 def _check_numbers(settings: Settings) -> None:
     for name, (least, inclusive, whole) in _NUMBERS.items():
         value = getattr(settings, name)
-        if value is None and Settings.__dataclass_fields__[name].default is None:
+        if value is None and _default(name) is None:
             continue
         kind = "a whole number" if whole else "a number"
         bound = f"of at least {least:g}" if inclusive else f"above {least:g}"
         if not _is_number(value, whole) or value < least or (value == least and not inclusive):
             raise SettingsError(f"{name} is {value!r}; it must be {kind} {bound}.")
+    if settings.seed >= 2**64:
+        raise SettingsError(f"seed is {settings.seed}; it must be below 2**64.")
     if settings.detail > 1:
         raise SettingsError(f"detail is {settings.detail!r}; it goes from 0 (painterly) to 1 (photographic).")
     if settings.size != "full" and (not _is_number(settings.size, whole=True) or settings.size < 16):
@@ -250,7 +273,7 @@ def _check_numbers(settings: Settings) -> None:
 def _is_number(value: object, whole: bool) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         return False
-    return math.isfinite(value)
+    return abs(value) <= sys.float_info.max
 
 
 def _check_layers(settings: Settings) -> None:
@@ -259,7 +282,7 @@ def _check_layers(settings: Settings) -> None:
         for layer in layers:
             if layer not in LAYERS:
                 raise SettingsError(
-                    f"{name}: there is no layer {layer!r}.{did_you_mean(layer, LAYERS)} "
+                    f"{name}: there is no layer {layer!r}.{did_you_mean(str(layer), LAYERS)} "
                     "Layers are conv1_1 … conv5_4, relu1_1 … relu5_4 and pool1 … pool5."
                 )
         if len(set(layers)) != len(layers):
@@ -273,7 +296,8 @@ def _check_layers(settings: Settings) -> None:
         weights = getattr(settings, name)
         if weights is None:
             continue
-        if not all(_is_number(weight, whole=False) and weight >= 0 for weight in weights) or sum(weights) <= 0:
+        valid = all(_is_number(weight, whole=False) and weight >= 0 for weight in weights)
+        if not valid or not 0 < sum(weights) <= sys.float_info.max:
             raise SettingsError(f"{name} is {weights}; weights are numbers of at least 0, one of them above 0.")
         if count is not None and len(weights) != count:
             raise SettingsError(f"{name} has {len(weights)} values for {count} {what}; give one for each.")

@@ -38,6 +38,9 @@ class Counters:
 class Lbfgs(Optimizer):
     """L-BFGS on one parameter tensor; `step(closure)` evaluates once and moves once.
 
+    The caller may change the parameter between two steps, to project it onto bounds say: the step that is
+    remembered is the one that was made in all.
+
     Args:
         params: exactly one contiguous floating point tensor.
         first_step: RMS length of the first step, in the parameter's units.
@@ -45,8 +48,6 @@ class Lbfgs(Optimizer):
         history_dtype: of the stored pairs; None = the parameter's. bfloat16 halves the memory.
         max_rise: a step after which the loss has risen by more than this share is taken back and shortened.
         min_curvature: a pair is refused below this cosine between step and gradient difference.
-        project: changes the parameter in place after each step, to keep it within bounds; the change becomes
-            part of the step that is remembered.
 
     Raises:
         ValueError: for other parameters or numbers.
@@ -61,7 +62,6 @@ class Lbfgs(Optimizer):
         history_dtype: torch.dtype | None = None,
         max_rise: float = 0.5,
         min_curvature: float = 1e-6,
-        project: Callable[[Tensor], None] | None = None,
     ) -> None:
         params = list(params)
         if len(params) != 1 or not params[0].is_floating_point() or not params[0].is_contiguous():
@@ -75,7 +75,6 @@ class Lbfgs(Optimizer):
         self.history = history
         self.max_rise = max_rise
         self.min_curvature = min_curvature
-        self.project = project
         self.counters = Counters()
         self.loss = math.inf  # at the last accepted point
         self.step_rms = 0.0  # RMS of the last measured step
@@ -200,6 +199,7 @@ class Lbfgs(Optimizer):
         self.counters.restarts += 1
         self._restarting *= 0.5
         self._flat.copy_(self._best)
+        self._vectors.zero_()  # a coefficient of 0 would not silence a row that is not finite
         self.loss = math.inf
         self.reset()
 
@@ -209,8 +209,6 @@ class Lbfgs(Optimizer):
             self.reset()
             coefficients, slope = self._direction()
         self._flat.add_((coefficients * self._shorten).to(self._vectors) @ self._vectors)
-        if self.project is not None:
-            self.project(self._flat)
 
     def _direction(self) -> tuple[Tensor, float]:
         """The step as coefficients of the stored vectors [2·slots + 1], and its slope along the gradient."""

@@ -87,7 +87,7 @@ class Objective:
         if settings.tv_weight:
             terms["tv"] = total_variation(image)
             weighted.append(settings.tv_weight * terms["tv"])
-        if settings.bounds == "penalty":
+        if settings.range_weight:
             terms["range"] = range_penalty(image)
             weighted.append(settings.range_weight * terms["range"])
         return Losses(torch.stack(weighted).sum(), terms | dict(styles))

@@ -24,9 +24,9 @@ from stylize.nst.pyramid import Pyramid
 from stylize.settings import Settings
 
 # docs/benchmarks.md has the measurements behind these four.
-PYRAMID_LEVELS = 6
-PYRAMID_GAIN = 0.5
-FIRST_STEP_LEVELS = 8.0  # grey levels of 255, RMS of the coefficients
+PYRAMID_LEVELS = 8
+PYRAMID_GAIN = 0.7
+FIRST_STEP_LEVELS = 4.0  # grey levels of 255, RMS of the coefficients
 ADAM_STEP_LEVELS = 4.0
 
 WINDOW = 10  # evaluations over which a decrease is judged
@@ -63,7 +63,7 @@ class Optimized:
     """What came out of one size."""
 
     image: Tensor  # [1, 3, H, W] float32 in [0, 1], on the device
-    losses: dict[str, float]  # of exactly this picture: total and every term
+    losses: dict[str, float]  # of exactly this picture: total and every term; before clamping if not "done"
     history: tuple[Evaluated, ...]
     outcome: Outcome
     reason: str
@@ -99,7 +99,7 @@ def optimize(
         RunError: when it ended before a single evaluation was finite.
         HookError: when one of `gradient_hooks` broke its contract.
     """
-    search = _Search(objective, start, settings, gradient_hooks)
+    search = Search(objective, start, settings, gradient_hooks)
     progress = progress or Progress(planned=stop.evaluations, started=time.perf_counter())
     history: list[Evaluated] = []
     losses: list[float] = []
@@ -134,22 +134,30 @@ def optimize(
         outcome, reason = "failed", OUT_OF_MEMORY
         if search.best is None:
             height, width = start.shape[2:]
-            raise RunError(
-                f"Out of memory on {start.device} at {width}×{height} px, before the first evaluation was done. "
-                "Use a smaller --size, or --precision bf16 where it is offered."
-            ) from error
+            raise lack_of_memory(start.device, width, height) from error
     return Optimized(search.best, search.best_losses, tuple(history), outcome, reason)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Is this how torch says that a device, or the machine, has no memory left?"""
-    # The CPU's allocator has a sentence for each system and no exception of its own.
-    return isinstance(error, torch.OutOfMemoryError) or (
-        "DefaultCPUAllocator" in str(error) and "memory" in str(error)
+    # The CPU and MPS have sentences, a different one for each system, and no exception of their own.
+    text = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "out of memory" in text
+        or ("DefaultCPUAllocator" in text and "memory" in text)
     )
 
 
-class _Search:
+def lack_of_memory(device: torch.device, width: int, height: int) -> RunError:
+    """The error of a run that found no memory for even one evaluation."""
+    return RunError(
+        f"Out of memory on {device} at {width}×{height} px, before the first evaluation was done. "
+        "Use a smaller --size, or --precision bf16 where it is offered."
+    )
+
+
+class Search:
     """The variables, their optimiser, and what has been found so far."""
 
     def __init__(
@@ -157,7 +165,7 @@ class _Search:
         objective: Callable[[Tensor], Losses],
         start: Tensor,
         settings: Settings,
-        gradient_hooks: Sequence[GradientHook],
+        gradient_hooks: Sequence[GradientHook] = (),
     ) -> None:
         height, width = start.shape[2:]
         levels = PYRAMID_LEVELS if settings.optimizer == "lbfgs" else 1
@@ -171,7 +179,6 @@ class _Search:
         self.best: Tensor | None = None  # in [0, 1]
         self.best_losses: dict[str, float] = {}
         self._best_loss = math.inf
-        self._mean: Tensor | None = None
         self._evaluations = 0
         self._restarts = 0
         self._clipped = 0
@@ -219,14 +226,15 @@ class _Search:
 
     @torch.no_grad()
     def result(self) -> tuple[Tensor, dict[str, float]]:
-        """The mean of the last iterates, unless the best iterate is better; and what it costs as it is saved."""
-        candidates = [image for image in (self._mean, self.best) if image is not None]
-        if not candidates:
+        """The best picture, and what it costs as it will be saved: within [0, 1]."""
+        if self.best is None:
             raise RunError(
                 "No evaluation gave a finite loss. Lower the weights, or use --precision fp32 if it was bf16."
             )
-        measured = [(image.clamp(0, 1), self._measure(image.clamp(0, 1))) for image in candidates]
-        return min(measured, key=lambda pair: pair[1]["total"])
+        losses = self.objective(self.best)
+        values = torch.stack([losses.total, *losses.terms.values()]).tolist()
+        measured = dict(zip(["total", *losses.terms], values, strict=True))
+        return self.best, measured if math.isfinite(measured["total"]) else self.best_losses
 
     def _evaluate(self) -> Tensor:
         """Losses and gradient at the present point: total, terms, the gradient's norm, did the guard fire?"""
@@ -247,19 +255,11 @@ class _Search:
         return self._numbers
 
     def _remember(self, losses: dict[str, float]) -> None:
-        """Keep the evaluated picture if it is the best, and count it into the mean of the last ones."""
+        """Keep the evaluated picture if it is the best."""
         if losses["total"] < self._best_loss:
             self._best_loss = losses["total"]
             self.best = self._image.clamp(0, 1)
             self.best_losses = dict(losses)
-        if self.settings.average:
-            share = max(1 / self._evaluations, 1 / self.settings.average)
-            self._mean = self._image.clone() if self._mean is None else self._mean.lerp_(self._image, share)
-
-    def _measure(self, image: Tensor) -> dict[str, float]:
-        losses = self.objective(image)
-        values = torch.stack([losses.total, *losses.terms.values()]).tolist()
-        return dict(zip(["total", *losses.terms], values, strict=True))
 
     def _restart(self) -> None:
         """What Lbfgs does by itself, for the others: back to the best point, afresh, with half the step."""
@@ -287,13 +287,7 @@ class _Search:
             [self.coefficients],
             first_step=(settings.step_levels or FIRST_STEP_LEVELS) / 255 * shorten,
             history=settings.history,
-            project=self._project if settings.bounds == "project" else None,
         )
-
-    def _project(self, coefficients: Tensor) -> None:
-        """Clamp the picture to [0, 1] by changing its finest coefficients."""
-        image = self.start + self.pyramid.synthesize(coefficients)
-        self.pyramid.levels(coefficients)[0].add_(image.clamp(0, 1) - image)
 
 
 def _as_bytes(image: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from stylize.nst.optimize import (
     Progress,
     StopRule,
     is_out_of_memory,
+    lack_of_memory,
     optimize,
 )
 from stylize.nst.vgg import Vgg19
@@ -152,6 +153,8 @@ def transfer(
             raise
         result = replace(result, outcome="interrupted", reason=INTERRUPTED)
     except (RunError, RuntimeError) as error:
+        if result is None and is_out_of_memory(error):
+            raise lack_of_memory(device, *sizes[0]) from error
         # A finer scale that could not even begin leaves the coarser one's picture.
         if result is None or not (isinstance(error, RunError) or is_out_of_memory(error)):
             raise
@@ -217,15 +220,19 @@ def plan_stops(scales: int, settings: Settings, started: float) -> list[StopRule
     if settings.time_budget_s is not None:
         shares = [4.0**k for k in range(scales)]  # a doubled scale costs four times as much
         ends = [sum(shares[: k + 1]) / sum(shares) for k in range(scales)]
-        most = 100_000 if settings.iterations is None else settings.iterations
-        rules = [StopRule(most, 0.0, started + settings.time_budget_s * end) for end in ends]
+        most = [100_000] * scales if settings.iterations is None else [rule.evaluations for rule in rules]
+        rules = [
+            StopRule(count, 0.0, started + settings.time_budget_s * end)
+            for count, end in zip(most, ends, strict=True)
+        ]
     return rules
 
 
 def _share_out(total: int, weights: Sequence[int]) -> list[int]:
     """Whole numbers in proportion to the weights with exactly this sum, each at least 1 where that can be."""
-    edges = [round(total * sum(weights[: k + 1]) / sum(weights)) for k in range(len(weights))]
-    return [max(1, b - a) for a, b in pairwise([0, *edges])]
+    spare = max(0, total - len(weights))
+    edges = [round(spare * sum(weights[: k + 1]) / sum(weights)) for k in range(len(weights))]
+    return [1 + b - a for a, b in pairwise([0, *edges])]
 
 
 def resize(image: Tensor, size: tuple[int, int]) -> Tensor:
@@ -275,14 +282,14 @@ def _warnings(result: Optimized, image: Tensor) -> list[str]:
     """What a user should know about a result that cannot be what was wanted."""
     warnings = []
     last = result.losses["total"]
-    first = result.history[0].loss if result.history else last
-    if len(result.history) > 1 and not last < 0.999 * first:
+    losses = [event.loss for event in result.history if math.isfinite(event.loss)] or [last]
+    if len(losses) > 1 and not last < 0.999 * losses[0]:
         warnings.append(
             "The optimiser made no progress: the picture is its starting point. "
             "Raise --style-weight, or try another --init or --optimizer."
         )
-    peak = max((e.loss for e in result.history if math.isfinite(e.loss)), default=last)
-    if peak > 10 * first:
+    after_best = losses[losses.index(min(losses)) :]
+    if max(after_best) > 10 * losses[0]:
         warnings.append("The loss jumped during the run; the best picture before that was kept.")
     if image.std(dim=(2, 3)).max() < FLAT_DEVIATION:
         warnings.append(

@@ -6,8 +6,11 @@ business of the network's first module and of nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import pickle
+import sys
 import urllib.error
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +32,9 @@ CHANNELS_PER_BLOCK = (64, 128, 256, 512, 512)
 CONVOLUTIONS = tuple(name for name in LAYERS if name.startswith("conv"))
 
 EMBEDDED_SHA256 = "22b8147aa2af47dcfd3b22d29ad5cbde820552c8f1de4359d45586573dc3f954"
+
+# No network, a wrong hash, a file cut short, a web page in the file's place.
+_FETCH_ERRORS = (OSError, RuntimeError, EOFError, pickle.UnpicklingError)
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,9 @@ class Normalize(nn.Module):
         self.dtype = dtype
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(normalization.mean).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(normalization.std).view(1, 3, 1, 1))
+        wide = torch.promote_types(dtype, torch.float32)
+        self.register_buffer("mean", torch.tensor(normalization.mean, dtype=wide).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(normalization.std, dtype=wide).view(1, 3, 1, 1))
 
     def forward(self, image: Tensor) -> Tensor:
         """[B, 3, H, W] RGB in [0, 1] -> [B, 3, H, W], normalised."""
@@ -120,9 +127,7 @@ class Vgg19(nn.Sequential):
             modules[name] = self._module(name, weights, wanted, pooling, padding, dtype)
         super().__init__(modules)
         self.deepest = names[-1]
-        self.minimum_size = 2 ** sum(name.startswith("pool") for name in names)  # pixels a side
-        if padding == "reflect":
-            self.minimum_size = max(2, self.minimum_size)
+        self.minimum_size = minimum_size(wanted)
         self.eval().requires_grad_(False).to(memory_format=torch.channels_last)
 
     @staticmethod
@@ -142,6 +147,13 @@ class Vgg19(nn.Sequential):
         if name.startswith("relu"):
             return nn.ReLU(inplace=name.replace("relu", "conv") not in wanted)
         return {"max": nn.MaxPool2d(2), "avg": nn.AvgPool2d(2), "l2": L2Pool()}[pooling]
+
+
+def minimum_size(layers: Iterable[str]) -> int:
+    """The least height and width in pixels of a picture that reaches the deepest of `layers`."""
+    deepest = max(LAYERS.index(layer) for layer in layers)
+    # Two, since a picture of one pixel a side has no neighbours to vary from.
+    return max(2, 1 << sum(name.startswith("pool") for name in LAYERS[: deepest + 1]))
 
 
 def load_weights(source: str = "embedded", normalization: str | None = None, *, progress: bool = False) -> Weights:
@@ -180,23 +192,38 @@ def _load_embedded() -> Weights:
 
 
 def _load_torchvision(progress: bool) -> Weights:
+    state, url = fetch_torchvision(progress=progress)
+    sha256 = url.rsplit("-", 1)[-1].removesuffix(".pth")  # torchvision names files by their hash
+    return Weights("torchvision", TORCHVISION, sha256, _by_layer(state, url))
+
+
+def fetch_torchvision(*, progress: bool = False) -> tuple[Mapping[str, Any], str]:
+    """torchvision's whole VGG19 state dict, from its cache or fetched and verified; and its address.
+
+    Raises:
+        WeightsError: when it cannot be had.
+    """
     from torchvision.models import VGG19_Weights  # half a second that only its users should wait
 
     entry = VGG19_Weights.IMAGENET1K_V1
+
+    def fetch() -> Mapping[str, Any]:
+        with contextlib.redirect_stdout(sys.stderr):  # where torch.hub's notice of a download belongs
+            return entry.get_state_dict(progress=progress, check_hash=True, weights_only=True)  # type: ignore[no-any-return]
+
     try:
         try:
-            state = entry.get_state_dict(progress=progress, check_hash=True)
-        except (RuntimeError, EOFError, OSError) as error:
+            state = fetch()
+        except _FETCH_ERRORS as error:
             if isinstance(error, urllib.error.URLError) or not _remove_cached(entry.url):
                 raise
-            state = entry.get_state_dict(progress=progress, check_hash=True)  # the cached file was damaged
-    except (RuntimeError, EOFError, OSError) as error:
+            state = fetch()  # the cached file was damaged
+    except _FETCH_ERRORS as error:
         raise WeightsError(
             f"torchvision's VGG19 weights could not be fetched ({error}). Try again when the network is there, "
             f"or use the embedded weights, which need none."
         ) from error
-    sha256 = entry.url.rsplit("-", 1)[-1].removesuffix(".pth")  # torchvision names files by their hash
-    return Weights("torchvision", TORCHVISION, sha256, _by_layer(state, entry.url))
+    return state, entry.url
 
 
 def _remove_cached(url: str) -> bool:
@@ -250,7 +277,8 @@ def _by_layer(state: object, where: str) -> dict[str, tuple[Tensor, Tensor]]:
     """A state dict's convolutions by layer name, whichever of the usual names its keys have."""
     if not isinstance(state, Mapping):
         raise WeightsError(f"{where} holds a {type(state).__name__}, not a state dict of VGG19.")
-    tensors: Mapping[str, Any] = state.get("state_dict", state)
+    nested = state.get("state_dict")
+    tensors: Mapping[str, Any] = nested if isinstance(nested, Mapping) else state
     for keys in (CONVOLUTIONS, *_torchvision_keys()):
         if f"{keys[0]}.weight" in tensors:
             break
@@ -261,11 +289,14 @@ def _by_layer(state: object, where: str) -> dict[str, tuple[Tensor, Tensor]]:
         )
     convolutions = {}
     for name, key, shape in zip(CONVOLUTIONS, keys, _shapes(), strict=True):
-        weight, bias = tensors.get(f"{key}.weight"), tensors.get(f"{key}.bias")
-        if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or tuple(weight.shape) != shape:
-            found = tuple(weight.shape) if isinstance(weight, Tensor) else "missing"
-            raise WeightsError(f"{where} is not a VGG19: {key}.weight is {found}, expected {shape}.")
-        convolutions[name] = (weight.float(), bias.float())
+        parts = []
+        for part, expected in ((f"{key}.weight", shape), (f"{key}.bias", shape[:1])):
+            tensor = tensors.get(part)
+            if not isinstance(tensor, Tensor) or tuple(tensor.shape) != expected:
+                found = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
+                raise WeightsError(f"{where} is not a VGG19: {part} is {found}, expected {expected}.")
+            parts.append(tensor.float())
+        convolutions[name] = (parts[0], parts[1])
     return convolutions
 
 

@@ -1,0 +1,36 @@
+# Every target sets itself up: a virtual environment in .venv, with what the project's files name.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.done
+
+.PHONY: demo test lint bench clean help
+
+help:            ## say what there is
+	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
+
+demo: $(SETUP)   ## paint the red panda in the manner of the Starry Night
+	$(BIN)/stylize assets/content/red_panda.webp assets/style/starry_night.png --out outputs/result.png --overwrite
+
+test: $(VENV)/.done-dev   ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.done-dev   ## ruff and mypy
+	$(BIN)/ruff check src tests tools benchmarks
+	$(BIN)/mypy
+
+bench: $(VENV)/.done-bench   ## race the peers; about 40 minutes, on a quiet machine
+	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/race.py
+	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/evaluation.py --json docs/benchmarks/evaluation.json
+
+$(SETUP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.done-%: pyproject.toml $(SETUP)
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+clean:           ## remove the environment and the caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
