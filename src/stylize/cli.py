@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -27,14 +27,20 @@ from stylize.settings import CHOICES, Settings, preset_names
 
 if TYPE_CHECKING:
     from stylize.api import Result, UnsavedError
+    from stylize.batch.report import BatchEvent, BatchReport
     from stylize.events import Event, Listener, Snapshot
+    from stylize.progress import FolderView
 
     ParamType: TypeAlias = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # generic in newer releases of click only
 
-DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
-EXIT_CODES = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
+DONE, FAILED, REFUSED, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_CODES = {
+    **{"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED},
+    **{"planned": DONE, "failures": FAILURES, "stopped": FAILED},  # of folders
+}
+MOST_LISTED = 50  # failures in a terminal; the report has all of them
 TRACEBACK = "STYLIZE_TRACEBACK"  # set in the environment, it lets an unexpected error through
 
 USAGE = "[OPTIONS] CONTENT STYLE..."
@@ -163,7 +169,6 @@ SETTINGS: Mapping[str, Mapping[str, tuple[ParamType, str]]] = {
         "style_layer_weights": (NUMBERS, "Weights of the style layers, in their order."),
         "style_loss": (_choice("style_loss"), "Compare means and centred Gram matrices, or plain ones."),
         "normalization": (_choice("normalization"), "The losses' form; two need --style-loss gram."),
-        "average": (COUNT, "The result is the mean of about so many last iterates; 0 is the best one."),
     },
     "Search": {
         "init": (START, "Where to start: content, noise, style, or the path of a picture."),
@@ -171,8 +176,7 @@ SETTINGS: Mapping[str, Mapping[str, tuple[ParamType, str]]] = {
         "optimizer": (_choice("optimizer"), "What makes the steps."),
         "history": (COUNT, "Curvature pairs that L-BFGS remembers."),
         "step_levels": (MAYBE_NUMBER, "First step of L-BFGS, every step of Adam, in grey levels of 255."),
-        "bounds": (_choice("bounds"), "How the picture is kept between black and white."),
-        "range_weight": (NUMBER, "What values beyond black and white cost, with --bounds penalty."),
+        "range_weight": (NUMBER, "What values beyond black and white cost; the file cannot hold them."),
         "clip_norm": (MAYBE_NUMBER, "Guard on the norm of the picture's gradient."),
         "clip_value": (MAYBE_NUMBER, "Guard on each value of the picture's gradient."),
     },
@@ -219,9 +223,39 @@ def _output_options() -> list[click.Parameter]:
         option("--overwrite", is_flag=True, help="Replace a picture that exists."),
         option("--config", metavar="CONFIG", help=f"{known}, a TOML file, or a former result."),
         option("--save-every", type=positive, metavar="N", help="Save every Nth picture beside the result."),
+        option("--log-dir", type=PATH, metavar="DIR", help="Record the run there, for `plot` and TensorBoard."),
         option("--max-pixels", type=positive, metavar="N", help="Read pictures of up to so many pixels."),
         option("--quiet", is_flag=True, help="Say nothing but errors."),
         option("--json", "as_json", is_flag=True, help="Print one report as JSON on standard output."),
+    ]
+
+
+# name: (spelling, what click is told); names are those of `stylize_folder`
+FOLDER_OPTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "include": ("--include", {"multiple": True, "metavar": "GLOB", "help": "Only these, as '*.jpg' or 'trip/*'."}),
+    "exclude": ("--exclude", {"multiple": True, "metavar": "GLOB", "help": "Leave these out."}),
+    "suffix": (
+        "--format",
+        {"type": click.Choice(["png", "jpg", "webp", "tiff"]), "default": "png", "help": "Of the results."},
+    ),
+    "dry_run": ("--dry-run", {"is_flag": True, "help": "Say what would be done, and what it would cost."}),
+    "retry_failed": ("--retry-failed", {"is_flag": True, "help": "Paint again what failed before."}),
+    "fail_fast": ("--fail-fast", {"is_flag": True, "help": "End at the first picture that fails."}),
+    "shard": ("--shard", {"metavar": "I/N", "help": "Paint part I of N, beside others that paint theirs."}),
+    "engine": (
+        "--engine",
+        {"type": click.Choice(["auto", "inline", "processes", "ray"]), "default": "auto", "help": "Who paints."},
+    ),
+    "workers": ("--workers", {"type": click.IntRange(1), "metavar": "N", "help": "Processes, or actors of Ray."}),
+    "threads": ("--threads", {"type": click.IntRange(1), "metavar": "N", "help": "Of each worker."}),
+    "ray_address": ("--ray-address", {"metavar": "ADDRESS", "help": "Of a Ray cluster: auto, or HOST:PORT."}),
+}
+
+
+def _folder_options() -> list[click.Parameter]:
+    return [
+        Option([spelling, name], section="Folders", show_default="default" in more, **more)
+        for name, (spelling, more) in FOLDER_OPTIONS.items()
     ]
 
 
@@ -309,6 +343,9 @@ def program() -> None:
 
 def main() -> None:
     """The command of the operating system."""
+    # Torch's threads wait for one another in a busy loop. Where another program wants a core, that slows a run ten
+    # times over (measured); waiting politely costs nothing. It must be said before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         program()
     finally:
@@ -318,7 +355,7 @@ def main() -> None:
 
 @program.command(
     cls=Paint,
-    params=[*_setting_options(), *_output_options()],
+    params=[*_setting_options(), *_output_options(), *_folder_options()],
     epilog=f"For example: {EXAMPLE}",
     context_settings={"max_content_width": 100},
 )
@@ -335,12 +372,24 @@ def paint(
     config: str | None,
     overwrite: bool,
     save_every: int | None,
+    log_dir: Path | None,
     max_pixels: int | None,
     quiet: bool,
     as_json: bool,
     **values: Any,
 ) -> int:
-    """Paint CONTENT in the manner of STYLE, or of several STYLEs together."""
+    """Paint CONTENT in the manner of STYLE, or of several STYLEs together.
+
+    CONTENT may be a folder, whose pictures are painted into the folder --out; STYLE may be a folder, whose
+    pictures are used in turn.
+    """
+    for_folders = {name: values.pop(name) for name in FOLDER_OPTIONS}
+    if content.is_dir() or any(path.is_dir() for path in style):
+        _refuse_given(ctx, ("save_every", "log_dir"), "is for one picture, not for folders")
+        for_folders |= {"overwrite": overwrite, "max_pixels": max_pixels}
+        chosen = {"config": config, **_given(ctx, values)}
+        return _paint_folder(content, style, out, chosen | for_folders, quiet=quiet, as_json=as_json)
+    _refuse_given(ctx, FOLDER_OPTIONS, "is for folders, and there is none")
     out = out or Path("_".join(path.stem for path in (content, *style)) + ".png")
     if save_every and not overwrite:
         _refuse_old_snapshots(out)
@@ -363,6 +412,7 @@ def paint(
                     on_event=watch,
                     snapshot_every=save_every,
                     max_pixels=max_pixels,
+                    log_dir=log_dir,
                 )
             except api.UnsavedError as error:
                 result, trouble = _saved_elsewhere(error, out)
@@ -386,6 +436,186 @@ def presets() -> None:
     for name in preset_names():
         settings = Settings.from_sources(name).to_toml().rstrip()
         _print("\n    ".join([name, *settings.splitlines()]))
+
+
+@program.command("inspect")
+@click.argument("content", type=PATH)
+@click.argument("style", type=PATH, required=False)
+@click.option("--out", type=PATH, required=True, metavar="DIR", help="The folder for report.html and its pictures.")
+@click.option("--result", type=PATH, metavar="FILE", help="What was painted from the two; its settings are used.")
+@click.option("--layers", type=LAYERS, default=None, help="Layers to look at; else all that the settings measure.")
+@click.option("--size", type=SIZE, default=None, help="Long side of the pictures in pixels, without a --result.")
+@click.option("--class", "explain", metavar="CLASS", help="Find an ImageNet class: its name or number, or 'top'.")
+@click.option("--classifier", default="torchvision", metavar="WEIGHTS", show_default=True, help="Of --class.")
+@click.option("--config", metavar="CONFIG", help="Explain the losses of a preset, a TOML file or a former result.")
+@click.option("--overwrite", is_flag=True, help="Replace a report that exists.")
+def inspect_(
+    content: Path,
+    style: Path | None,
+    out: Path,
+    result: Path | None,
+    layers: tuple[str, ...] | None,
+    size: int | str | None,
+    explain: str | None,
+    classifier: str,
+    config: str | None,
+    overwrite: bool,
+) -> None:
+    """Write a report on what the network sees in CONTENT, STYLE and a result."""
+    from stylize import api
+    from stylize.inspect.inspection import inspect_picture
+
+    report = inspect_picture(
+        content,
+        style,
+        out=out,
+        result=result,
+        layers=layers,
+        settings=None if config is None else api.load_settings(config),
+        explain=explain,
+        classifier=classifier,
+        overwrite=overwrite,
+        **({} if size is None else {"size": size}),
+    )
+    for finding in report.findings:
+        _say(finding.text)
+    _print(os.fsencode(report.path))
+
+
+@program.command()
+@click.argument("trace", type=PATH)
+@click.option("--out", type=PATH, metavar="PNG", help="Where to save; else beside TRACE, as trace.png.")
+@click.option("--overwrite", is_flag=True, help="Replace a picture that exists.")
+def plot(trace: Path, out: Path | None, overwrite: bool) -> None:
+    """Draw the curves of a run from the TRACE that --log-dir has written, or its folder."""
+    from stylize.inspect.extra import require
+
+    require("matplotlib")
+    from stylize.inspect.plot import plot_trace
+
+    path, findings = plot_trace(trace, out, overwrite=overwrite)
+    for finding in findings:
+        _say(finding.text)
+    _print(os.fsencode(path))
+
+
+# ---- folders --------------------------------------------------------------------------------------------
+
+
+def _paint_folder(
+    content: Path,
+    styles: Sequence[Path],
+    out: Path | None,
+    chosen: Mapping[str, Any],
+    *,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Paint every picture in a folder; the exit code."""
+    from stylize import api, progress
+    from stylize.batch.plan import parse_shard
+
+    options = {**chosen, "suffix": f".{chosen['suffix']}"}
+    options["shard"] = None if chosen["shard"] is None else parse_shard(chosen["shard"])
+    stop = threading.Event()
+    with progress.showing_folder(sys.stderr, quiet=quiet) as view, _stopping(stop):
+        report = api.stylize_folder(
+            content, styles, out or "outputs", on_event=_passing_to(view), stop=stop, **options
+        )
+    code = EXIT_CODES[report.outcome]
+    if not quiet:
+        _say_folder(report)
+    if code not in (DONE, FAILURES):
+        _say(report.reason)
+    if as_json:
+        _print(json.dumps(report.as_dict() | {"exit_code": code}))
+    elif not quiet and not chosen["dry_run"]:
+        _print(os.fsencode(report.out))
+    return code
+
+
+def _refuse_given(ctx: click.Context, names: Iterable[str], why: str) -> None:
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if name in names and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise SettingsError(f"{parameter.opts[0]} {why}.")
+
+
+@contextlib.contextmanager
+def _stopping(stop: threading.Event) -> Iterator[None]:
+    """The first signal lets what is being painted be finished, the second ends at once."""
+
+    def stop_or_end(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        with contextlib.suppress(RuntimeError, OSError):  # just while something else is being said
+            _say("What is being painted will be finished. A second Ctrl-C ends at once.")
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in numbers if in_main_thread}
+    taken = {number: old for number, old in before.items() if old is not signal.SIG_IGN}  # as nohup does
+    for number in taken:
+        signal.signal(number, stop_or_end)
+    try:
+        yield
+    finally:
+        for number, old in taken.items():
+            signal.signal(number, old)
+
+
+def _passing_to(view: FolderView) -> Callable[[BatchEvent], None]:
+    """A listener that shows what happens; a terminal that is gone ends no run."""
+    from stylize.batch.report import BatchStarted, PictureEnded, PictureEvent
+
+    def listen(event: BatchEvent) -> None:
+        with contextlib.suppress(OSError):
+            match event:
+                case BatchStarted():
+                    view.start(event.todo)
+                case PictureEvent():
+                    view.show(event.name, event.event)
+                case PictureEnded():
+                    view.end(event.entry.name, event.entry.error, event.entry.seconds)
+
+    return listen
+
+
+def _say_folder(report: BatchReport) -> None:
+    """What was done, what was not, and why."""
+    if report.forecast is not None:
+        for name in report.left:
+            _print(os.fsencode(report.out / name))
+    for ignored in report.ignored[:MOST_LISTED]:
+        _say(f"ignored: {ignored.path}: {ignored.reason}")
+    for entry in report.failed[:MOST_LISTED]:
+        _say(f"failed: {entry.name}: {entry.error}")
+    lists = (("ignored", report.ignored), ("failed", report.failed))
+    more = [f"{len(each) - MOST_LISTED} more {what}" for what, each in lists if len(each) > MOST_LISTED]
+    if more:
+        _say(f"and {', '.join(more)}: all are in the report in {report.out}")
+    _print(" · ".join(_folder_summary(report)), err=True)
+
+
+def _folder_summary(report: BatchReport) -> list[str]:
+    from stylize.batch.estimate import gigabytes
+    from stylize.progress import duration
+
+    counts = {
+        "painted": len(report.painted),
+        "done before": len(report.skipped),
+        "failed": len(report.failed),
+        "to be painted": len(report.left),
+        "ignored": len(report.ignored),
+    }
+    parts = [", ".join(f"{count} {what}" for what, count in counts.items() if count) or "nothing to do"]
+    forecast = report.forecast
+    if forecast is None:
+        return [*parts, duration(report.seconds)]
+    if forecast.seconds is not None:
+        parts.append(f"at most about {duration(forecast.seconds)}")
+    return [*parts, f"{report.workers or 'as many as fit'} × {gigabytes(forecast.bytes_per_worker)} of memory"]
 
 
 # ---- around a run ---------------------------------------------------------------------------------------
@@ -446,8 +676,7 @@ def _given(ctx: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
         given["style_layers"], weights = given["style_layers"]
         if weights is not None and "style_layer_weights" in given:
             raise SettingsError("Weigh the layers in --style-layers or --style-layer-weights, not both.")
-        alike = (1.0,) * len(given["style_layers"])  # the default's weights belong to the default's layers
-        given.setdefault("style_layer_weights", weights or alike or None)
+        given.setdefault("style_layer_weights", weights)  # a preset's weights belong to the preset's layers
     return given
 
 

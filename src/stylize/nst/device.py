@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from stylize.errors import SettingsError
@@ -59,6 +62,20 @@ def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     if device.type == "cpu" and _cpu_has_bf16():
         return torch.bfloat16
     return torch.float32
+
+
+@contextmanager
+def tuned(device: torch.device) -> Iterator[None]:
+    """torch's switches as painting wants them on a device, for a while; whatever they were comes back.
+
+    On CUDA: cuDNN tries its algorithms once for each shape, which pays since a scale has one shape for a
+    hundred evaluations, and float32 convolutions may use TF32.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True):
+        yield
 
 
 def _cpu_has_bf16() -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stylize.errors import InputError, RunError
 from stylize.events import Evaluated, Listener, Notice, ScaleFinished, ScaleStarted, ignore
+from stylize.nst.device import tuned
 from stylize.nst.hooks import GradientHook
 from stylize.nst.losses import Statistics
 from stylize.nst.objective import Objective, blend, measure_style
@@ -132,16 +133,17 @@ def transfer(
                 start = _first_picture(fine_content, style, settings, init)
             else:
                 start = hand_over(result.image, coarse_content, fine_content, settings.detail)
-            result = optimize(
-                Objective(network, fine_content, style.at(max(size), device), settings),
-                start,
-                settings,
-                stop,
-                progress=Progress(scale, len(sizes), len(history), planned, started),
-                listen=listen,
-                snapshot_every=snapshot_every,
-                gradient_hooks=gradient_hooks,
-            )
+            with tuned(device):
+                result = optimize(
+                    Objective(network, fine_content, style.at(max(size), device), settings),
+                    start,
+                    settings,
+                    stop,
+                    progress=Progress(scale, len(sizes), len(history), planned, started),
+                    listen=listen,
+                    snapshot_every=snapshot_every,
+                    gradient_hooks=gradient_hooks,
+                )
             coarse_content = fine_content
             history.extend(result.history)
             seconds, loss = time.perf_counter() - scale_started, result.losses["total"]
