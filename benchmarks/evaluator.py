@@ -86,7 +86,7 @@ def speckle(image: Tensor) -> float:
     luma = (levels * torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(1, 3, 1, 1)).sum(1, keepdim=True)
     chroma = levels - luma
     rough = chroma - F.avg_pool2d(chroma, 3, 1, 1)
-    dark = luma[0, 0] < luma.median()
+    dark = luma[0, 0] <= luma.median()
     return float(rough[0][:, dark].square().mean().sqrt())
 
 

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"progress", "api"} | UPSTAIRS | HALLS | GROUND,
     "web": {"api"} | UPSTAIRS | HALLS | GROUND,
     "__main__": {"cli"},
-    "__init__": {"api", "errors", "settings"},  # the names it exports
+    "__init__": {"api", "batch", "errors", "settings", "nst"},  # the names it exports
 }
 # Libraries that only some rooms may know.
 LIVES_IN: dict[str, set[str]] = {
@@ -39,6 +39,7 @@ LIVES_IN: dict[str, set[str]] = {
     "tifffile": {"images"},
     "gradio": {"web"},
     "ray": {"batch"},
+    "matplotlib": {"inspect"},
     "torch": {"events", "images", "nst", "api", "batch", "inspect", "web"},
     "torchvision": {"nst"},
     "safetensors": {"nst"},

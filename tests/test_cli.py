@@ -35,6 +35,8 @@ TINY = ("--size", "32", "--iterations", "3", "--precision", "fp32", "--device", 
 OUTPUT_OPTIONS = {
     *("--out", "--overwrite", "--config", "--save-every", "--log-dir", "--max-pixels", "--quiet", "--json"),
     *("--version", "--help"),
+    *("--include", "--exclude", "--format", "--dry-run", "--retry-failed", "--fail-fast", "--shard"),
+    *("--engine", "--workers", "--threads", "--ray-address"),
 }
 
 
@@ -232,7 +234,7 @@ def test_version_is_the_packages() -> None:
         (["content.png", "style.png", "--out", "content.png/x.png"], ["content.png/x.png"]),
         (["content.png", "style.png", "--max-pixels", "100"], ["48 x 32", "--max-pixels"]),
         (["content.png", "style.png", "--save-every", "0"], ["--save-every"]),
-        ([".", "style.png"], ["is a folder"]),
+        ([".", "style.png", "--out", "."], ["originals"]),
         (["inof", "content.png"], ["inof"]),
         (["info"], ["PICTURE"]),
         (["info", "content.png"], ["content.png", "no settings"]),
@@ -350,7 +352,7 @@ def test_every_kind_of_option_reaches_the_settings() -> None:
 
 def test_style_layers_without_weights_count_alike() -> None:
     result = paint_tiny("--style-layers", "relu1_1,relu3_1", "--json")
-    assert json.loads(result.stdout)["settings"]["style_layer_weights"] is None
+    assert json.loads(result.stdout)["settings"]["style_layer_weights"] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stylize.api import Result, Stylizer, UnsavedError, load_settings, stylize
+    from stylize.api import Result, Stylizer, UnsavedError, load_settings, stylize, stylize_folder
+    from stylize.batch.report import BatchReport
     from stylize.errors import StylizeError
+    from stylize.nst.hooks import capture, check_hook, clip_gradients, watch_gradients
     from stylize.settings import Settings
 
 __version__ = "0.1.0"
 
-__all__ = ["Result", "Settings", "StylizeError", "Stylizer", "UnsavedError", "load_settings", "stylize"]
+__all__ = [
+    "BatchReport",
+    "Result",
+    "Settings",
+    "StylizeError",
+    "Stylizer",
+    "UnsavedError",
+    "capture",
+    "check_hook",
+    "clip_gradients",
+    "load_settings",
+    "stylize",
+    "stylize_folder",
+    "watch_gradients",
+]
 
-_HOMES = {"Settings": "stylize.settings", "StylizeError": "stylize.errors"}
+_HOMES = {
+    "BatchReport": "stylize.batch.report",
+    "Settings": "stylize.settings",
+    "StylizeError": "stylize.errors",
+    **dict.fromkeys(("capture", "check_hook", "clip_gradients", "watch_gradients"), "stylize.nst.hooks"),
+}
 
 
 def __getattr__(name: str) -> object:

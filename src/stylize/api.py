@@ -226,6 +226,7 @@ def stylize_folder(
         workers=workers,
         threads=threads,
         ray_address=ray_address,
+        max_pixels=max_pixels,
     )
     painter = functools.partial(_open_painter, chosen, max_pixels)
     return run_folder(plan, chosen, painter, choice, on_event, stop or threading.Event())

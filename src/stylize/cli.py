@@ -529,8 +529,9 @@ def _paint_folder(
         _say(report.reason)
     if as_json:
         _print(json.dumps(report.as_dict() | {"exit_code": code}))
-    elif not quiet and not chosen["dry_run"]:
-        _print(os.fsencode(report.out))
+    elif not quiet:
+        for path in [report.out / name for name in report.left] if chosen["dry_run"] else [report.out]:
+            _print(os.fsencode(path))
     return code
 
 
@@ -584,9 +585,6 @@ def _passing_to(view: FolderView) -> Callable[[BatchEvent], None]:
 
 def _say_folder(report: BatchReport) -> None:
     """What was done, what was not, and why."""
-    if report.forecast is not None:
-        for name in report.left:
-            _print(os.fsencode(report.out / name))
     for ignored in report.ignored[:MOST_LISTED]:
         _say(f"ignored: {ignored.path}: {ignored.reason}")
     for entry in report.failed[:MOST_LISTED]:
@@ -676,7 +674,8 @@ def _given(ctx: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
         given["style_layers"], weights = given["style_layers"]
         if weights is not None and "style_layer_weights" in given:
             raise SettingsError("Weigh the layers in --style-layers or --style-layer-weights, not both.")
-        given.setdefault("style_layer_weights", weights)  # a preset's weights belong to the preset's layers
+        if weights is not None:
+            given["style_layer_weights"] = weights
     return given
 
 

@@ -650,6 +650,17 @@ def _encode(layers: Floats, kind: str, record: Mapping[str, Any] | None, quality
     return buffer.getvalue()
 
 
+def encode_png(tensor: torch.Tensor) -> bytes:
+    """Return the PNG of a picture float [3, H, W] or [1, 3, H, W] in 8 bits, marked as sRGB, without a record.
+
+    Values outside [0, 1] are clamped.
+
+    Raises:
+        InputError: for another shape or dtype, or values that are not finite.
+    """
+    return _encode(_layers(tensor, None), "PNG", None, quality=95)
+
+
 def _write_whole(path: Path, data: bytes, *, overwrite: bool) -> None:
     """Write beside the target and rename, so that no one ever sees half a file under its name."""
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")

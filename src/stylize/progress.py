@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NoReturn, TextIO
+from typing import NoReturn, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -179,6 +180,178 @@ class LineListener:
 
     def _say(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
+
+
+class FolderView(Protocol):
+    """What a run over a folder says in a terminal or a file."""
+
+    def start(self, total: int) -> None:
+        """So many pictures are to be painted."""
+
+    def show(self, name: str, event: Event) -> None:
+        """Something happened to the picture of this name; "" is all of them."""
+
+    def end(self, name: str, error: str | None, seconds: float | None) -> None:
+        """A picture is done, or has failed for this reason."""
+
+
+@contextmanager
+def showing_folder(stream: TextIO | None, *, quiet: bool = False) -> Iterator[FolderView]:
+    """The view that suits `stream`: two bars in a terminal, lines in a file, nothing when `quiet`."""
+    if quiet or stream is None:
+        yield _Silence()
+    elif stream.isatty():
+        bars = FolderBars(stream)
+        try:
+            yield bars
+        finally:
+            bars.close()
+    else:
+        yield FolderLines(stream)
+
+
+class _Silence:
+    """Says nothing."""
+
+    def start(self, total: int) -> None:
+        """Nothing."""
+
+    def show(self, name: str, event: Event) -> None:
+        """Nothing."""
+
+    def end(self, name: str, error: str | None, seconds: float | None) -> None:
+        """Nothing."""
+
+
+class _Count:
+    """How many pictures are done and have failed, and how long the rest will take at this pace."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.ended = 0
+        self.failed = 0
+        self._painted = 0
+        self._started = time.monotonic()
+
+    def add(self, error: str | None) -> None:
+        """One more."""
+        self.ended += 1
+        self.failed += error is not None
+        self._painted += error is None
+
+    def rest(self) -> list[str]:
+        """Failures and the time left, as far as there is something to say."""
+        parts = [f"{self.failed} failed"] if self.failed else []
+        left = self.total - self.ended
+        if self._painted and left:  # a failure takes no time to speak of
+            each = (time.monotonic() - self._started) / self._painted
+            parts.append(f"about {duration(each * left)} left")
+        return parts
+
+
+class _Notes:
+    """Says everything once: what is wrong with a style would be said of each picture."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._said: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        """One note."""
+        if text not in self._said:
+            self._said.add(text)
+            tqdm.write(f"note: {text}", file=self._stream)
+
+
+class FolderBars:
+    """A bar for all pictures, and below it one for a picture that is being painted."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._note = _Notes(stream)
+        self._followed: str | None = None  # of several that are painted at a time, the one whose bar is shown
+        self._scale = ""
+        self._count = _Count(0)
+        self._all: tqdm[NoReturn] | None = None
+        self._one: tqdm[NoReturn] | None = None
+
+    def start(self, total: int) -> None:
+        """So many pictures are to be painted."""
+        self._count = _Count(total)
+        self._all, self._one = self._open(total, 0), self._open(0, 1)
+
+    def show(self, name: str, event: Event) -> None:
+        """Show one event of one picture."""
+        if isinstance(event, Notice):
+            self._note(event.text)
+        if self._one is None or not name or self._followed not in (None, name):
+            return
+        self._followed = name
+        match event:
+            case ScaleStarted():
+                self._scale = _scale(event)
+            case Evaluated():
+                self._one.total = event.evaluations
+                self._one.set_description_str(f"{name} {self._scale}".strip(), refresh=False)
+                self._one.update(event.evaluation - self._one.n)
+            case _:
+                pass
+
+    def end(self, name: str, error: str | None, seconds: float | None) -> None:
+        """A picture is done, or has failed."""
+        if self._followed == name:
+            self._followed = None
+        self._count.add(error)
+        if error is not None:
+            tqdm.write(f"failed: {name}: {error}", file=self._stream)
+        if self._all is not None:
+            self._all.set_postfix_str(", ".join(self._count.rest()), refresh=False)
+            self._all.update()
+
+    def close(self) -> None:
+        """Leave the bar of all pictures as it stands."""
+        for bar in (self._one, self._all):
+            if bar is not None:
+                bar.close()
+
+    def _open(self, total: int, position: int) -> tqdm[NoReturn]:
+        columns = _columns(self._stream)
+        return tqdm(
+            total=total,
+            unit="" if position else " pictures",
+            file=self._stream,
+            position=position,
+            leave=position == 0,
+            bar_format=BAR,
+            ncols=None if columns else 80,
+            dynamic_ncols=columns > 0,
+        )
+
+
+class FolderLines:
+    """One line for each picture."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._note = _Notes(stream)
+        self._count = _Count(0)
+
+    def start(self, total: int) -> None:
+        """So many pictures are to be painted."""
+        self._count = _Count(total)
+
+    def show(self, name: str, event: Event) -> None:
+        """Say a notice."""
+        if isinstance(event, Notice):
+            self._note(event.text)
+
+    def end(self, name: str, error: str | None, seconds: float | None) -> None:
+        """Say what became of a picture."""
+        self._count.add(error)
+        place = f"{self._count.ended}/{self._count.total}"
+        took = [] if seconds is None else [duration(seconds)]
+        what = f"failed: {name}: {error}" if error is not None else ", ".join([name, *took])
+        print(", ".join([f"{place} {what}", *self._count.rest()]), file=self._stream, flush=True)
 
 
 def duration(seconds: float) -> str:

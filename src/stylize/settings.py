@@ -57,7 +57,7 @@ class Settings:
     scales: int | None = None  # how many sizes, each twice the one before; None = from about 128 px
 
     # What is asked of the picture
-    content_weight: float = 0.15
+    content_weight: float = 0.2
     style_weight: float = 1.0
     tv_weight: float = 6.0  # on the mean 9-point total variation of the picture in [0, 1]
     detail: float = 0.5  # 0 … 1: how much of the content's detail a finer scale is given
@@ -65,7 +65,7 @@ class Settings:
     # What is measured of a picture
     content_layers: tuple[str, ...] = ("relu4_2",)
     style_layers: tuple[str, ...] = ("relu1_1", "relu2_1", "relu3_1", "relu4_1", "relu5_1")
-    style_layer_weights: tuple[float, ...] | None = None  # None = equal; the sum is free
+    style_layer_weights: tuple[float, ...] | None = (2.0, 2.0, 2.0, 3.0, 0.5)  # None = equal; the sum is free
     style_loss: StyleLoss = "centred"
     normalization: Normalization = "relative"
     style_weights: tuple[float, ...] | None = None  # of several style pictures; None = equal; the sum is free
@@ -96,6 +96,8 @@ class Settings:
                 object.__setattr__(self, name, tuple(value))
             elif isinstance(value, Path):
                 object.__setattr__(self, name, str(value))
+        if self.style_layer_weights is None and isinstance(self.style_layers, tuple):
+            object.__setattr__(self, "style_layer_weights", (1.0,) * len(self.style_layers))
         _check_kinds(self)
         _check_choices(self)
         _check_numbers(self)
@@ -114,14 +116,15 @@ class Settings:
             SettingsError: for an unknown name or a value that cannot be.
         """
         chosen = dict(config) if isinstance(config, Mapping) else load_config(config) if config else {}
-        chosen |= {name: value for name, value in overrides.items() if value is not ...}
+        given = {name: value for name, value in overrides.items() if value is not ...}
+        chosen = _with_weights_of_their_own(chosen) | _with_weights_of_their_own(given)
         _check_names(chosen, where="" if isinstance(config, Mapping) or not config else f" (from {config})")
         return cls(**chosen)
 
     def replace(self, **changes: Any) -> Settings:
         """Return a copy with some values changed and all of them checked again."""
         _check_names(changes, where="")
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **_with_weights_of_their_own(changes))
 
     def as_dict(self) -> dict[str, Any]:
         """All values, ready for JSON."""
@@ -132,7 +135,7 @@ class Settings:
         defaults = vars(Settings())
         changed = {name: value for name, value in vars(self).items() if value != defaults[name]}
         # JSON's strings, numbers, booleans and flat lists are TOML's too, but for the delete character; None,
-        # which TOML has no word for, is the default wherever it can be.
+        # which TOML has no word for, is the default wherever it can stand.
         return "".join(
             f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in changed.items()
         ).replace("\x7f", "\\u007f")
@@ -177,6 +180,12 @@ def _preset_folder() -> Any:
     """The presets in the installed package, or in the source tree when it runs from there."""
     installed = resources.files("stylize") / "configs"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
+
+
+def _with_weights_of_their_own(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers that are named without weights count alike: weights of other layers do not pass to them."""
+    weights = {"style_layer_weights": None} if "style_layers" in chosen else {}
+    return {**weights, **chosen}
 
 
 def _check_names(chosen: Iterable[str], *, where: str) -> None:

@@ -195,7 +195,7 @@ class Lbfgs(Optimizer):
         self._products[-1, :] = self._products[:, -1] = products
 
     def _restart(self) -> None:
-        """Return to the best point with an empty memory; half the first step each time in a row."""
+        """Return to the best point with an empty memory; each time with half the first step."""
         self.counters.restarts += 1
         self._restarting *= 0.5
         self._flat.copy_(self._best)

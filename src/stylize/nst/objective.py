@@ -99,7 +99,7 @@ def layer_weights(settings: Settings) -> dict[str, float]:
     Relative losses are averaged, so their weights are scaled to a sum of 1; the published forms are sums, and
     theirs are taken as they stand.
     """
-    weights = settings.style_layer_weights or (1.0,) * len(settings.style_layers)
+    weights = settings.style_layer_weights or ()  # never None: settings have filled it in
     total = sum(weights) if settings.normalization == "relative" else 1.0
     return {f"style.{layer}": w / total for layer, w in zip(settings.style_layers, weights, strict=True)}
 
