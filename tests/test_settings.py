@@ -126,11 +126,24 @@ def test_paths_become_text(tmp_path: Path) -> None:
     assert (settings.init, settings.weights) == (str(tmp_path / "a.png"), str(tmp_path / "w.pth"))
 
 
-def test_none_is_the_default_wherever_it_can_be() -> None:
-    """TOML has no word for None: a setting that could be None and is not by default would not survive it."""
-    for field in dataclasses.fields(Settings):
-        if "None" in str(field.type):
-            assert field.default is None
+def test_none_stays_only_where_it_is_the_default(tmp_path: Path) -> None:
+    """TOML has no word for None, and what `stylize info` prints must rebuild the same run."""
+    assert Settings(style_layer_weights=None).style_layer_weights == (1.0,) * 5
+    for settings in (Settings(style_layer_weights=None), Settings(style_layers=(), style_layer_weights=None)):
+        for field in dataclasses.fields(Settings):
+            if getattr(settings, field.name) is None:
+                assert field.default is None
+        path = tmp_path / "mine.toml"
+        path.write_text(settings.to_toml())
+        assert Settings.from_sources(path) == settings
+
+
+def test_layers_named_without_weights_count_alike() -> None:
+    """Neither the defaults' weights nor a preset's belong to other layers."""
+    two = {"style_layers": ["relu1_1", "relu2_1"]}
+    for settings in (Settings.from_sources(two), Settings.from_sources("gatys2016", **two), Settings().replace(**two)):
+        assert settings.style_layer_weights == (1.0, 1.0)
+    assert Settings().replace(**two, style_layer_weights=(3, 1)).style_layer_weights == (3, 1)
 
 
 # Values that cannot be

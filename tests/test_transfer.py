@@ -664,3 +664,13 @@ def test_unhandled_error_in_the_network_passes_through() -> None:
     job.network.get_submodule("pool1").register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="mat1"):
         job.paint()
+
+
+def test_a_style_remembers_a_bounded_number_of_sizes(tiny_weights: Weights) -> None:
+    """A folder of pictures of a thousand sizes must not fill the memory (case 32)."""
+    settings = SHALLOW
+    network = Vgg19(tiny_weights, settings.content_layers + settings.style_layers)
+    style = Style(network, [picture(96, 96)], settings)
+    for side in range(16, 16 + 2 * module.MOST_SIZES):
+        style.at(side, torch.device("cpu"))
+    assert len(style._measured) == module.MOST_SIZES

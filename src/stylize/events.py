@@ -37,9 +37,9 @@ class Evaluated:
     terms: Mapping[str, float] = field(default_factory=dict)  # unweighted: content, style, tv, range, relu1_1 …
     gradient_norm: float = 0.0  # of the image's gradient, before any clipping
     step_levels: float = 0.0  # RMS of the last step over the optimiser's variables, in grey levels of 255
-    clipped: int = 0  # evaluations in which the clipping guard fired, so far
-    dropped_pairs: int = 0  # curvature pairs that L-BFGS refused, so far
-    restarts: int = 0  # returns to the best point with an empty memory, so far
+    clipped: int = 0  # evaluations at this scale, so far, in which the clipping guard fired
+    dropped_pairs: int = 0  # curvature pairs that L-BFGS refused at this scale, so far
+    restarts: int = 0  # returns to the best point with an empty memory, at this scale, so far
 
 
 @dataclass(frozen=True)

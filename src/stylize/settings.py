@@ -303,7 +303,7 @@ def _check_layers(settings: Settings) -> None:
         ("style_weights", None, "style pictures"),
     ):
         weights = getattr(settings, name)
-        if weights is None:
+        if weights is None or (count == 0 and not weights):
             continue
         valid = all(_is_number(weight, whole=False) and weight >= 0 for weight in weights)
         if not valid or not 0 < sum(weights) <= sys.float_info.max:

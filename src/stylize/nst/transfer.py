@@ -33,6 +33,7 @@ from stylize.nst.vgg import Vgg19
 from stylize.settings import Quality, Settings
 
 SMALLEST_SCALE = 128  # px, long side, about: where the largest forms are laid down
+MOST_SIZES = 32  # that a style's statistics are kept for: 2 MB each, and a folder may hold a thousand
 FLAT_DEVIATION = 2 / 255  # a result that varies less than this is a flat sheet
 
 # Evaluations at the coarsest scale, at most; each finer one, four times as dear and nearer to its goal, has two
@@ -89,6 +90,8 @@ class Style:
                 size = fit(width, height, max(1, round(wanted)), at_least=self._network.minimum_size)
                 measured.append(measure_style(self._network, resize(image, size).to(device), self._settings))
             self._measured[long_side] = blend(measured, self._weights)
+            if len(self._measured) > MOST_SIZES:
+                del self._measured[next(iter(self._measured))]  # the one measured first
         return self._measured[long_side]
 
 
