@@ -20,9 +20,9 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from evaluator import read
 from torch import Tensor
 
+from evaluator import read
 from stylize.nst import optimize
 from stylize.nst.device import choose_device, choose_dtype
 from stylize.nst.lbfgs import Lbfgs
@@ -75,7 +75,8 @@ class Bench:
         network = self.networks.setdefault(dtype, Vgg19(self.weights, layers, dtype=dtype).to(self.device))
         height, width = self.content.shape[2:]
         content = resize(self.content, fit(width, height, size)).to(self.device)
-        return Objective(network, content, Style(network, [self.style], settings).at(size, self.device), settings), content
+        targets = Style(network, [self.style], settings).at(size, self.device)
+        return Objective(network, content, targets, settings), content
 
 
 def saved_losses(search: Search, noted: tuple[int, ...], *, project: bool = False) -> tuple[list[float], float]:
@@ -135,7 +136,7 @@ def scale_changes(bench: Bench, size: int) -> Iterator[tuple[str, list[float], f
 
 
 def _carry(coarse: Search, fine: Search) -> None:
-    """Enter the coarse scale's pairs into the fine one's memory: its levels are the fine levels from the second on."""
+    """Enter the coarse scale's pairs into the fine one's memory: its levels are the fine one's from the second."""
     source, target = coarse.optimizer, fine.optimizer
     assert isinstance(source, Lbfgs)
     assert isinstance(target, Lbfgs)

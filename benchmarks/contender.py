@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 NOTED = (5, 10, 15, 20, 30, 40, 60, 80, 110, 150, 200, 300)
 
@@ -84,7 +85,9 @@ def pastiche(name: str, content: Path, style: Path, evaluations: int, begun: lis
     """The peer's own loop, step by step: `draw` evaluates once. Its weights are ours divided by 100."""
     from pastiche.pastiche import VGG_MEAN, PasticheArtist
 
-    artist = PasticheArtist(str(content), [str(style)])  # no size given: the pictures' own
+    with Image.open(style) as image:
+        style_size = image.size[::-1]  # or it would be resized to the content's number of pixels
+    artist = PasticheArtist(str(content), [str(style)], style_size=style_size)
     means = np.asarray(VGG_MEAN, dtype=np.float64)[:, None, None]
     begun[0] = time.time()
     for step in range(1, evaluations + 1):

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from evaluator import read
 from torch import Tensor
 
+from evaluator import read
 from stylize import Settings, Stylizer
 from stylize.nst.device import choose_device
 from stylize.nst.objective import Objective
@@ -64,10 +64,12 @@ def correctness(device: torch.device) -> Iterator[Row]:
         if device.type == "mps" and dtype == torch.bfloat16:
             continue
         other_loss, other = evaluate(device, dtype)
-        loss_error, gradient_error = abs(other_loss / loss - 1), float((other - gradient).norm() / gradient.norm())
+        loss_error = abs(other_loss / loss - 1)
+        gradient_error = float((other - gradient).norm() / gradient.norm())
         verdict = "ok" if loss_error < loss_limit and gradient_error < gradient_limit else "FAILED"
         name = str(dtype).removeprefix("torch.")
-        yield f"{name} against the CPU's float32", f"{verdict}: loss {loss_error:.1e}, gradient {gradient_error:.1e}"
+        found = f"{verdict}: loss {loss_error:.1e}, gradient {gradient_error:.1e}"
+        yield f"{name} against the CPU's float32", found
 
 
 def peak(device: torch.device, dtype: torch.dtype, side: int) -> float:
@@ -105,15 +107,18 @@ def speed(device: torch.device, sizes: tuple[int, ...], steps: int, side: int) -
                 taken.append(time.perf_counter() - begun)
             step = statistics.median(taken[3:])
             share = 4 * MULTIPLY_ADDS_A_PIXEL * size * height / step / rate
-            memory = f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB" if device.type == "cuda" else "not measured"
-            yield f"{name}: {size}×{height}", f"{1e3 * step:.1f} ms, {share:.0%} of the product's rate, peak memory {memory}"
+            memory = "memory not measured"
+            if device.type == "cuda":
+                memory = f"peak memory {torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB"
+            yield f"{name}: {size}×{height}", f"{1e3 * step:.1f} ms, {share:.0%} of the product's rate, {memory}"
 
 
 def whole_run(device: torch.device, size: int) -> Row:
     """A full default run, without reading and writing files."""
     stylizer = Stylizer(Settings(size=size, device=str(device)))
     result = stylizer(CONTENT, STYLE)
-    return f"a whole run at {size} px", f"{result.seconds:.1f} s, {result.evaluations} evaluations, {result.outcome}"
+    told = f"{result.seconds:.1f} s, {result.evaluations} evaluations, {result.outcome}"
+    return f"a whole run at {size} px", told
 
 
 def check(device: torch.device, *, tiny: bool) -> list[Row]:

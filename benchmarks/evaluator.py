@@ -40,9 +40,10 @@ class Evaluator:
 
     def __init__(self, content: Tensor, style: Tensor) -> None:
         packed = load_file(WEIGHTS)
+        names = [f"{block}_{i}" for block, n in zip("12345", (2, 2, 4, 4, 1), strict=True) for i in range(1, n + 1)]
         self.convolutions = {
             name: (packed[f"conv{name}.table"].double()[packed[f"conv{name}.indices"].long()], packed[f"conv{name}.bias"])
-            for name in (f"{block}_{i}" for block, n in zip("12345", (2, 2, 4, 4, 1), strict=True) for i in range(1, n + 1))
+            for name in names
         }
         self.content_features = self.features(content)[CONTENT_LAYER]
         self.style_grams = self.grams(self.features(style))

@@ -21,7 +21,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from fake_painters import copying, painted
-from stylize import images
+from stylize import api, images
 from stylize.batch.manifest import Entry, read_entries
 from stylize.batch.plan import MARK
 from stylize.cli import FOLDER_OPTIONS, paint, program
@@ -58,6 +58,18 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(*arguments: str | Path) -> Result:
     command = ["photos", "style.png", "--out", "out", "--engine", "inline", *TINY, *arguments]
     return CliRunner().invoke(program, [str(each) for each in command])
+
+
+def test_a_start_that_cannot_be_read_is_refused_before_any_picture_fails() -> None:
+    result = run("--init", "nowhere.png")
+    assert result.exit_code == 2
+    assert "nowhere.png" in result.stderr
+    assert not Path("out").exists()
+
+
+def test_a_single_pattern_is_not_taken_for_its_letters(log: Path) -> None:
+    report = api.stylize_folder("photos", "style.png", "out", include="*.jpg", engine="inline", size=32)
+    assert [entry.name for entry in report.painted] == painted(log) == ["b.png"]
 
 
 def report(out: str = "out", name: str = "report.json") -> dict[str, Any]:

@@ -100,6 +100,17 @@ def test_a_line_cut_short_harms_no_other(tmp_path: Path) -> None:
         assert {"a", "b"} == set(read_entries(tmp_path)), length
 
 
+@pytest.mark.parametrize("damage", [{"finished": "soon"}, {"size": [1]}, {"size": {}}, {"size": 3}])
+def test_a_damaged_line_harms_no_other(tmp_path: Path, damage: dict[str, object]) -> None:
+    with Manifest(tmp_path) as manifest:
+        manifest.append(entry("a"))
+        manifest.append(entry("b"))
+    path = tmp_path / MARK / "manifest.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(json.dumps(json.loads(first) | damage | {"name": "c"}) + f"\n{first}\n{second}\n")
+    assert set(read_entries(tmp_path)) - {"c"} == {"a", "b"}
+
+
 def test_lines_of_a_later_version_are_understood(tmp_path: Path) -> None:
     (tmp_path / MARK).mkdir()
     values = {"name": "a", "status": "done", "content": "a", "content_sha256": "1", "settings_sha256": "2"}

@@ -65,7 +65,7 @@ def test_default_result_is_near_the_painting(evaluator: ModuleType, tmp_path: Pa
         width, height = image.size
     shown = evaluator.read(content, (width, height))
     judge = evaluator.Evaluator(shown, evaluator.read(style, (256, round(256 * 562 / 706))))
-    # The photograph itself is 100 %. At 512 px the demo leaves under 6 %; at half the size a little more is allowed.
+    # The photograph itself is 100 %. At 512 px the demo leaves under 6 %; at half the size a little more.
     assert judge.judge(evaluator.read(out)).style < 0.08 * judge.judge(shown).style
     assert judge.judge(evaluator.read(out)).speckle < evaluator.speckle(evaluator.read(style))
 

@@ -363,6 +363,21 @@ def test_a_time_has_a_unit(text: str, seconds: float | None) -> None:
     assert context.params["time_budget_s"] == seconds
 
 
+def test_the_example_of_painting_stands_by_the_command_that_paints() -> None:
+    assert_refused(run("content.png"), "STYLE", "For example")
+    for command in ("info", "plot"):
+        assert "For example" not in run(command).stderr
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize(
+    "arguments",
+    [("", "style.png"), ("content.png", ""), ("content.png", "style.png", "--config", "")],
+)
+def test_an_empty_path_is_not_the_working_directory(arguments: tuple[str, ...]) -> None:
+    assert_refused(run(*arguments, *TINY), "empty")
+
+
 def test_none_takes_back_what_a_config_says() -> None:
     Path("mine.toml").write_text("clip_norm = 3.0\ntv_weight = 1.0\n")
     result = paint_tiny("--config", "mine.toml", "--clip-norm", "none", "--json")
@@ -378,6 +393,14 @@ def test_info_prints_a_config_with_the_results_settings() -> None:
     Path("again.toml").write_text(result.stdout, encoding="utf-8")
     assert api.load_settings("again.toml") == api.load_settings("r.png")
     assert json.loads(run("info", "r.png", "--json").stdout) == images.read_record("r.png")
+
+
+@pytest.mark.parametrize("settings", [None, 5, "gatys2016"])
+def test_a_record_that_lacks_a_part_is_said_to(settings: object) -> None:
+    record = {} if settings is None else {"settings": settings}
+    images.save_picture(images.read_picture("style.png").tensor, "part.png", record=record)
+    assert_refused(run("info", "part.png"), "part.png", "--json")
+    assert_refused(paint_tiny("--config", "part.png"), "part.png", "settings are missing")
 
 
 def test_a_former_result_repeats_itself_to_the_byte() -> None:
@@ -455,15 +478,26 @@ def test_old_snapshots_are_not_overwritten_unasked() -> None:
     assert_refused(paint_tiny("--out", "r.png", "--save-every", "2"), "r.000120.png", "--overwrite")
 
 
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("how", ["on the command line", "in a config"])
+def test_no_snapshot_replaces_what_it_is_painted_from(how: str) -> None:
+    picture(48, 32, seed=2).save("r.000002.png")
+    before = Path("r.000002.png").read_bytes()
+    Path("mine.toml").write_text('init = "r.000002.png"\n')
+    start = ("--init", "r.000002.png") if how == "on the command line" else ("--config", "mine.toml")
+    assert_refused(paint_tiny("--out", "r.png", "--save-every", "2", "--overwrite", *start), "r.000002.png")
+    assert Path("r.000002.png").read_bytes() == before
+
+
 def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = images._write_whole
+    write = images.write_whole
 
     def full_for_snapshots(path: Path, data: bytes, **options: Any) -> None:
         if path.name.startswith("r.0000"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data, **options)
 
-    monkeypatch.setattr(images, "_write_whole", full_for_snapshots)
+    monkeypatch.setattr(images, "write_whole", full_for_snapshots)
     result = paint_tiny("--out", "r.png", "--save-every", "1")
     assert result.exit_code == 0
     assert result.stderr.count("No space left on device") == 1
@@ -478,14 +512,14 @@ def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(monkeypatch: pyt
 def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be written into the working directory any more; the temporary folder is another."""
     monkeypatch.setattr(tempfile, "tempdir", str(folder.parent))
-    write = images._write_whole
+    write = images.write_whole
 
     def full(path: Path, data: bytes, **options: Any) -> None:
         if folder in [path.absolute(), *path.absolute().parents]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, data, **options)
 
-    monkeypatch.setattr(images, "_write_whole", full)
+    monkeypatch.setattr(images, "write_whole", full)
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -576,7 +610,7 @@ def test_a_second_interrupt_stops_the_saving(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(images, "save_picture", interrupted)
     result = paint_tiny()
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1] == "stylize: Interrupted again before the picture was saved."
+    assert result.stderr.splitlines()[-1] == "stylize: Interrupted again while the picture was being saved."
 
 
 def test_signal_handlers_are_put_back() -> None:
@@ -627,6 +661,22 @@ def test_readers_who_leave_do_not_cost_the_picture() -> None:
     os.close(write)
     assert process.returncode == 0
     assert size_of("content_style.png") == (32, 21)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="There is no device that is always full.")
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_full_disk_behind_a_stream_is_said_where_it_matters(stream: str) -> None:
+    arguments = ["presets"] if stream == "stdout" else ["--typo", "--json"]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "stylize", *arguments], **(streams | {stream: full}), check=False
+        )
+    if stream == "stdout":
+        (line,) = process.stderr.decode().splitlines()
+        assert (process.returncode, line[:39]) == (1, "stylize: Standard output cannot be writ")
+    else:
+        assert (process.returncode, json.loads(process.stdout)["exit_code"]) == (2, 2)
 
 
 def test_a_reader_who_leaves_is_no_error() -> None:

@@ -30,6 +30,7 @@ from stylize.images import (
     probe_size,
     read_picture,
     read_record,
+    read_settings,
     read_suffixes,
     save_picture,
     to_pil,
@@ -1248,6 +1249,18 @@ def test_the_notes_of_other_programs_are_no_record(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         with pytest.raises(PictureError, match="holds no settings"):
             read_record(path)
+
+
+def test_settings_that_are_no_settings_are_not_read(tmp_path: Path) -> None:
+    for value in (5, None, ["size"]):
+        path = save_picture(ramp(), tmp_path / "x.png", record={"settings": value}, overwrite=True)
+        with pytest.raises(PictureError, match=r"x\.png .* settings are missing"):
+            read_settings(path)
+
+
+def test_an_image_without_pixels_is_refused() -> None:
+    with pytest.raises(PictureError, match="no pixels"):
+        read_picture(Image.new("RGB", (0, 5)))
 
 
 def test_no_record_is_read_from_what_is_no_picture(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from html.parser import HTMLParser
 from importlib import util
@@ -482,6 +483,20 @@ def test_the_settings_are_those_inside_the_result(files: dict[str, Path], tmp_pa
     assert "gram_relu3_1.png" not in names
 
 
+@pytest.mark.parametrize("size", [(1, 1), (200, 2), (15, 40)])
+def test_a_picture_too_small_for_its_layers_is_refused_before_anything_is_written(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    with pytest.raises(InputError, match="at least 16 px"):
+        inspect_picture(Image.new("RGB", size), out=tmp_path / "look")
+    assert not (tmp_path / "look").exists()
+
+
+def test_the_limit_on_pixels_is_an_option(files: dict[str, Path], tmp_path: Path) -> None:
+    result = run("inspect", files["content"], "--out", tmp_path / "look", "--max-pixels", "99")
+    assert (result.exit_code, "the limit is 99" in result.stderr) == (2, True)
+
+
 def test_layers_can_be_chosen(files: dict[str, Path], tmp_path: Path) -> None:
     layers = ["conv2_1", "pool1"]
     report = inspect_picture(files["content"], out=tmp_path / "look", layers=layers, settings=SETTINGS)
@@ -588,12 +603,13 @@ def test_a_result_of_another_picture_is_refused(files: dict[str, Path], tmp_path
 
 
 def test_a_full_disk_is_said(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, data: bytes) -> NoReturn:
+    def full(*_: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SaveError, match="No space left on device"):
         inspect_picture(files["content"], out=tmp_path / "look", layers=["relu1_1"], settings=SETTINGS)
+    assert list((tmp_path / "look").iterdir()) == []
 
 
 # The command

@@ -123,7 +123,7 @@ def textbook(
 @given(seed=seeds, n=st.integers(5, 50), condition=st.floats(1, 50), history=st.integers(1, 12))
 def test_steps_are_the_textbooks_on_quadratics(seed: int, n: int, condition: float, history: int) -> None:
     function, start = quadratic(n, condition, seed), randn(n, seed=seed + 1)
-    options = {"first_step": 0.05, "history": history}
+    options: dict[str, Any] = {"first_step": 0.05, "history": history}
     _, points = Run(function, start, max_rise=math.inf, min_curvature=1e-8, **options).steps(12)
     for found, expected in zip(points, textbook(function, start, 12, 0.05, history, 1e-8), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8 * rms(start))

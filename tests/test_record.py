@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -225,6 +226,31 @@ def test_a_folder_with_a_record_is_refused(stylizer: Stylizer, log: Path) -> Non
         stylizer(picture(32, 32), picture(40, 40, seed=1), log_dir=log)
 
 
+def test_a_run_that_is_refused_leaves_no_record(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="nowhere"):
+        stylize(
+            picture(32, 32), picture(40, 40, seed=1), weights=str(tmp_path / "nowhere.pth"), log_dir=log
+        )
+    assert list(log.iterdir()) == []
+
+
+def test_a_record_that_cannot_begin_does_not_stand_in_the_way_of_the_next(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils import tensorboard
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tensorboard, "SummaryWriter", full)
+        with pytest.raises(OutputError, match="No space left"), wired(Wiring(ignore, 7, ()), log, SETTINGS):
+            pass
+    with wired(Wiring(ignore, 7, ()), log, SETTINGS):
+        pass
+    assert read_trace(log).run["kind"] == "run"
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be made"):
@@ -279,6 +305,15 @@ def test_a_run_without_a_single_finite_number_can_be_drawn(log: Path) -> None:
     assert "The loss was not finite in 1 of 1 evaluations." in plotted.stderr
 
 
+@pytest.mark.parametrize("line", [{}, {"evaluation": "x", "loss": "y", "terms": [], "scale": 0, "clipped": 0}])
+def test_a_trace_with_damaged_lines_is_refused_by_name(tmp_path: Path, line: dict[str, object]) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text("\n".join(json.dumps(each) for each in ({"kind": "run"}, {"kind": "Evaluated"} | line)))
+    result = run("plot", path)
+    assert (result.exit_code, "odd.jsonl" in result.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_clippings_are_added_up_over_the_scales(log: Path) -> None:
     counts = [(0, 1), (0, 2), (1, 0), (1, 1)]  # each scale begins anew
     with wired(Wiring(ignore, None, ()), log, SETTINGS) as wiring:
@@ -291,10 +326,12 @@ def test_a_full_disk_is_said_when_plotting(log: Path, monkeypatch: pytest.Monkey
     with wired(Wiring(ignore, None, ()), log, SETTINGS) as wiring:
         wiring.listen(evaluated(1))
 
-    def full(self: Path, data: bytes) -> NoReturn:
+    def full(*_: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
+    before = set(log.iterdir())
     result = run("plot", log)
     assert result.exit_code == 1
     assert "No space left on device" in result.stderr
+    assert set(log.iterdir()) == before

@@ -674,3 +674,25 @@ def test_a_style_remembers_a_bounded_number_of_sizes(tiny_weights: Weights) -> N
     for side in range(16, 16 + 2 * module.MOST_SIZES):
         style.at(side, torch.device("cpu"))
     assert len(style._measured) == module.MOST_SIZES
+
+
+def test_scales_end_where_the_network_does() -> None:
+    """However many are asked for."""
+    sizes = scale_sizes(torch.zeros(1, 3, 96, 64), Settings(scales=1_000_000, size=96), 16)
+    assert sizes == [(16, 24), (32, 48), (64, 96)]
+
+
+def test_an_interrupt_at_the_last_word_keeps_the_picture(tiny_weights: Weights) -> None:
+    """A listener that stops the run when it hears the closing notice."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Notice):
+            raise KeyboardInterrupt
+
+    network = Vgg19(tiny_weights, SHALLOW.content_layers + SHALLOW.style_layers)
+    settings = SHALLOW.replace(style_weight=0.0, iterations=4, scales=1, tv_weight=0.0)
+    content = picture(32, 32)
+    style = Style(network, [picture(32, 32, seed=1)], settings)
+    painting = transfer(network, content, style, settings, listen=stop)
+    assert painting.outcome == "interrupted"
+    assert painting.image.shape == content.shape

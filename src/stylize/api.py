@@ -208,14 +208,16 @@ def stylize_folder(
         Path(content),
         [Path(each) for each in styles],
         Path(out),
-        include=include,
-        exclude=exclude,
+        include=[include] if isinstance(include, str) else include,  # else each letter is a pattern
+        exclude=[exclude] if isinstance(exclude, str) else exclude,
         suffix=suffix,
     )
     for group in dict.fromkeys(job.styles for job in plan.jobs):
         _check_style_count(len(group), chosen)
         for each in group:
             _read(each, max_pixels)  # a style that cannot be read would fail every picture
+    if chosen.init not in NAMED_STARTS:
+        _read(chosen.init, max_pixels)  # and so would such a start
     choice = Choice(
         shard=shard,
         overwrite=overwrite,
@@ -269,17 +271,19 @@ def load_settings(config: Config | None = None, **overrides: Any) -> Settings:
     path = Path(config)
     if path.suffix.lower() not in images.WRITE_FORMATS:
         return Settings.from_sources(str(config), **overrides)
-    return Settings.from_sources(images.read_record(path).get("settings", {}), **overrides)
+    return Settings.from_sources(images.read_settings(path), **overrides)
 
 
 class Stylizer:
     """Paints with one set of choices; keeps the network and what it measured of the styles between calls.
 
-    It may be called from several threads: they take turns at the network.
+    It may be called from several threads: they take turns at the network. With `show_download` torch draws a bar
+    on standard error while it fetches weights, if it must.
     """
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None, *, show_download: bool = False) -> None:
         self.settings = settings or Settings()
+        self._show_download = show_download
         self._weights: Mapping[str, str] = {}  # their name and hash, once they are loaded
         self._network: Vgg19 | None = None
         self._style: tuple[list[str], Style] | None = None  # the latest, by its pictures' hashes
@@ -310,18 +314,19 @@ class Stylizer:
         for notice in job.notices:
             listen(Notice(notice))
         wiring = Wiring(listen, snapshot_every, tuple(gradient_hooks))
-        with self._lock, wired(wiring, log_dir, job.settings) as wiring:
-            network = self._load_network()
-            painting = transfer(
-                network,
-                job.content.picture.tensor,
-                self._load_style(network, job.styles),
-                job.settings,
-                init=None if job.init is None else job.init.picture.tensor,
-                listen=wiring.listen,
-                snapshot_every=wiring.snapshot_every,
-                gradient_hooks=wiring.gradient_hooks,
-            )
+        with self._lock:
+            network = self._load_network()  # first: what is refused leaves no record of a run behind
+            with wired(wiring, log_dir, job.settings) as wiring:
+                painting = transfer(
+                    network,
+                    job.content.picture.tensor,
+                    self._load_style(network, job.styles),
+                    job.settings,
+                    init=None if job.init is None else job.init.picture.tensor,
+                    listen=wiring.listen,
+                    snapshot_every=wiring.snapshot_every,
+                    gradient_hooks=wiring.gradient_hooks,
+                )
         result = _result(job, painting, self._weights, tuple(listen.notices))
         return result if out is None else _saved(result, out, overwrite)
 
@@ -329,7 +334,9 @@ class Stylizer:
         if self._network is None:
             settings = self.settings
             device = choose_device(settings.device)
-            weights = load_weights(settings.weights, settings.weights_normalization)
+            weights = load_weights(
+                settings.weights, settings.weights_normalization, progress=self._show_download
+            )
             self._weights = {"name": weights.name, "sha256": weights.sha256}
             self._network = Vgg19(
                 weights,

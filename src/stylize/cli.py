@@ -22,7 +22,15 @@ import click
 from click.core import ParameterSource
 
 from stylize import __version__
-from stylize.errors import InputError, OutputError, RefusedError, SaveError, SettingsError, StylizeError
+from stylize.errors import (
+    InputError,
+    OutputError,
+    PictureError,
+    RefusedError,
+    SaveError,
+    SettingsError,
+    StylizeError,
+)
 from stylize.settings import CHOICES, Settings, preset_names
 
 if TYPE_CHECKING:
@@ -97,6 +105,16 @@ def _seconds(text: str) -> float:
         return float(number) * unit
 
 
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("it is empty, as a variable is that was never set.")
+    return text
+
+
+def _path(text: str) -> Path:
+    return Path(_text(text))  # Path("") would be the working directory
+
+
 def _names(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(name.strip() for name in text.split(","))
 
@@ -132,7 +150,7 @@ class Option(click.Option):
         self.section = section
 
 
-PATH = click.Path(path_type=Path, readable=False)  # what can be read and written is found out by `images`
+PATH = Parsed("PATH", _path)  # what can be read and written is found out by `images`
 SWITCH = click.BOOL
 SIZE = Parsed("PX", _size)
 COUNT, NUMBER = Parsed("N", _count), Parsed("X", _number)
@@ -140,7 +158,8 @@ MAYBE_COUNT, MAYBE_NUMBER = Parsed("N", _or_none(_count)), Parsed("X", _or_none(
 NUMBERS, MAYBE_NUMBERS = Parsed("X,X,…", _numbers), Parsed("X,X,…", _or_none(_numbers))
 SECONDS = Parsed("TIME", _or_none(_seconds))
 LAYERS, WEIGHTED_LAYERS = Parsed("LAYERS", _names), Parsed("LAYERS", _weighted_names)
-START, WEIGHTS, DEVICE = Parsed("START", str), Parsed("WEIGHTS", str), Parsed("DEVICE", str)
+START, WEIGHTS, DEVICE = Parsed("START", _text), Parsed("WEIGHTS", _text), Parsed("DEVICE", _text)
+CONFIG = Parsed("CONFIG", _text)
 
 
 def _choice(setting: str) -> click.Choice[str]:
@@ -221,7 +240,7 @@ def _output_options() -> list[click.Parameter]:
     return [
         option("--out", type=PATH, help="A .png, .jpg, .webp or .tiff; else CONTENT_STYLE.png, here."),
         option("--overwrite", is_flag=True, help="Replace a picture that exists."),
-        option("--config", metavar="CONFIG", help=f"{known}, a TOML file, or a former result."),
+        option("--config", type=CONFIG, help=f"{known}, a TOML file, or a former result."),
         option("--save-every", type=positive, metavar="N", help="Save every Nth picture beside the result."),
         option("--log-dir", type=PATH, metavar="DIR", help="Record the run there, for `plot` and TensorBoard."),
         option("--max-pixels", type=positive, metavar="N", help="Read pictures of up to so many pixels."),
@@ -294,7 +313,7 @@ def _verdict(error: BaseException) -> tuple[str, int]:
     match error:
         case Interrupted() | click.Abort():
             return str(error) or "Interrupted.", INTERRUPTED
-        case click.MissingParameter():
+        case click.MissingParameter() if error.ctx is not None and isinstance(error.ctx.command, Paint):
             return f"{error.format_message()} For example: {EXAMPLE}", REFUSED
         case click.ClickException():
             return error.format_message(), REFUSED
@@ -391,20 +410,20 @@ def paint(
         return _paint_folder(content, style, out, chosen | for_folders, quiet=quiet, as_json=as_json)
     _refuse_given(ctx, FOLDER_OPTIONS, "is for folders, and there is none")
     out = out or Path("_".join(path.stem for path in (content, *style)) + ".png")
-    if save_every and not overwrite:
-        _refuse_old_snapshots(out)
     watch = Watch(out)
     trouble = None
     with _stoppable(watch):
         from stylize import api, progress
 
         settings = api.load_settings(config, **_given(ctx, values))
+        if save_every:
+            _check_snapshots(out, (content, *style, Path(settings.init)), overwrite=overwrite)
         relative = settings.normalization == "relative"
         with progress.showing(
             sys.stderr, quiet=quiet, relative=relative, budget_s=settings.time_budget_s
         ) as watch.show:
             try:
-                result = api.Stylizer(settings)(
+                result = api.Stylizer(settings, show_download=not quiet)(
                     content,
                     style,
                     out=out,
@@ -427,7 +446,10 @@ def info(picture: Path, as_json: bool) -> None:
     from stylize import images
 
     record = images.read_record(picture)
-    _print(json.dumps(record, indent=2) if as_json else _described(record))
+    try:
+        _print(json.dumps(record, indent=2) if as_json else _described(record))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PictureError(f"{picture} tells only a part of how it was made; --json prints it.") from error
 
 
 @program.command()
@@ -447,7 +469,8 @@ def presets() -> None:
 @click.option("--size", type=SIZE, default=None, help="Long side of the pictures in pixels, without a --result.")
 @click.option("--class", "explain", metavar="CLASS", help="Find an ImageNet class: its name or number, or 'top'.")
 @click.option("--classifier", default="torchvision", metavar="WEIGHTS", show_default=True, help="Of --class.")
-@click.option("--config", metavar="CONFIG", help="Explain the losses of a preset, a TOML file or a former result.")
+@click.option("--config", type=CONFIG, help="Explain the losses of a preset, a TOML file or a former result.")
+@click.option("--max-pixels", type=click.IntRange(1), metavar="N", help="Read pictures of up to so many pixels.")
 @click.option("--overwrite", is_flag=True, help="Replace a report that exists.")
 def inspect_(
     content: Path,
@@ -459,6 +482,7 @@ def inspect_(
     explain: str | None,
     classifier: str,
     config: str | None,
+    max_pixels: int | None,
     overwrite: bool,
 ) -> None:
     """Write a report on what the network sees in CONTENT, STYLE and a result."""
@@ -475,6 +499,7 @@ def inspect_(
         explain=explain,
         classifier=classifier,
         overwrite=overwrite,
+        max_pixels=max_pixels,
         **({} if size is None else {"size": size}),
     )
     for finding in report.findings:
@@ -658,9 +683,14 @@ def snapshot_path(out: Path, evaluation: int) -> Path:
     return out.with_name(f"{out.stem}.{evaluation:06d}.png")
 
 
-def _refuse_old_snapshots(out: Path) -> None:
+def _check_snapshots(out: Path, inputs: Iterable[Path], *, overwrite: bool) -> None:
+    """Refuse what snapshots would replace: without `overwrite` each other, and never a picture to paint from."""
+    originals = {path.resolve() for path in inputs}
     for path in sorted(out.parent.glob(f"{glob.escape(out.stem)}.{'[0-9]' * 6}.png")):
-        raise OutputError(f"{path} exists already. Choose another --out, or replace it with --overwrite.")
+        if path.resolve() in originals:
+            raise OutputError(f"{path} is one of the pictures to paint from. Choose another --out.")
+        if not overwrite:
+            raise OutputError(f"{path} exists already. Choose another --out, or replace it with --overwrite.")
 
 
 def _given(ctx: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -690,7 +720,7 @@ def _stoppable(watch: Watch) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        why = "again before the picture was saved" if watch.painted else "before anything was painted"
+        why = "again while the picture was being saved" if watch.painted else "before anything was painted"
         raise Interrupted(f"Interrupted {why}.") from error
     finally:
         for number in taken:
@@ -773,9 +803,15 @@ def _say(message: str) -> None:
 
 
 def _print(text: str | bytes, *, err: bool = False) -> None:
-    """To standard output or error; that nobody reads it to the end is no error."""
+    """To standard output or error; that nobody reads it to the end is no error, a full disk behind it is.
+
+    Raises:
+        SaveError: when standard output cannot be written.
+    """
     try:
         click.echo(text, err=err)
-    except BrokenPipeError:
+    except OSError as error:
         # What is still buffered would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
+        if not err and not isinstance(error, BrokenPipeError):
+            raise SaveError(f"Standard output cannot be written: {error.strerror}. The work is done.") from error

@@ -222,6 +222,8 @@ def _identify(file: BinaryIO, path: str) -> ImageFile.ImageFile:
 
 def _check_pixels(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
+    if width * height == 0:
+        raise _UnsuitedError("has no pixels.")
     if width * height > max_pixels:
         raise _UnsuitedError(
             f"has {width} x {height} = {width * height:,} pixels; the limit is {max_pixels:,}. "
@@ -617,7 +619,7 @@ def save_picture(
     check_output(place, overwrite=overwrite, size=(layers.shape[1], layers.shape[0]))
     try:
         data = _encode(layers, WRITE_FORMATS[place.suffix.lower()], record, quality)
-        _write_whole(place, data, overwrite=overwrite)
+        write_whole(place, data, overwrite=overwrite)
     except (OSError, ValueError, MemoryError) as error:
         raise SaveError(
             f"{place} could not be written: {_reason(error)}. Make room, or choose another place."
@@ -661,8 +663,12 @@ def encode_png(tensor: torch.Tensor) -> bytes:
     return _encode(_layers(tensor, None), "PNG", None, quality=95)
 
 
-def _write_whole(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """Write beside the target and rename, so that no one ever sees half a file under its name."""
+def write_whole(path: Path, data: bytes, *, overwrite: bool) -> None:
+    """Write beside the target and rename, so that no one ever sees half a file under its name.
+
+    Raises:
+        OSError: as writing does, or when the name is taken and `overwrite` is false; nothing is left behind.
+    """
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -719,6 +725,18 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{name} holds no settings of stylize: another program made it, or saved it again without them."
         )
     return record
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the settings in a file's record, as `Settings.as_dict` gave them.
+
+    Raises:
+        PictureError: when the file cannot be read, or holds no settings.
+    """
+    settings = read_record(path).get("settings")
+    if not isinstance(settings, dict):
+        raise PictureError(f"{os.fspath(path)} tells something of how it was made, but its settings are missing.")
+    return settings
 
 
 def _find_record(image: ImageFile.ImageFile) -> str:

@@ -34,6 +34,10 @@ Quality: TypeAlias = Literal["draft", "good", "best"]
 
 # VGG19 by blocks: how many convolutions stand before each pooling (Simonyan and Zisserman 2015, table 1, E).
 CONVOLUTIONS_PER_BLOCK = (2, 2, 4, 4, 4)
+MOST_SIDE = 100_000  # px; far more than any memory here holds, and a mistyped zero is refused
+MOST_PAIRS = 1000  # of L-BFGS; a hundred already gain nothing
+MOST_FLOAT = 3e38  # what float32 holds, in which the picture is computed
+
 LAYERS: tuple[str, ...] = tuple(
     name
     for block, convolutions in enumerate(CONVOLUTIONS_PER_BLOCK, start=1)
@@ -157,7 +161,7 @@ def load_config(source: str | Path) -> dict[str, Any]:
         text = (_preset_folder() / f"{source}.toml").read_text(encoding="utf-8")
     elif path.is_file():
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")  # Windows editors begin with a mark
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"{path} cannot be read as a TOML file: {error}") from error
     else:
@@ -271,18 +275,20 @@ def _check_numbers(settings: Settings) -> None:
             raise SettingsError(f"{name} is {value!r}; it must be {kind} {bound}.")
     if settings.seed >= 2**64:
         raise SettingsError(f"seed is {settings.seed}; it must be below 2**64.")
+    if settings.history > MOST_PAIRS:
+        raise SettingsError(f"history is {settings.history}; more than {MOST_PAIRS} pairs only cost memory.")
     if settings.detail > 1:
         raise SettingsError(f"detail is {settings.detail!r}; it goes from 0 (painterly) to 1 (photographic).")
-    if settings.size != "full" and (not _is_number(settings.size, whole=True) or settings.size < 16):
+    if settings.size != "full" and not (_is_number(settings.size, whole=True) and 16 <= settings.size <= MOST_SIDE):
         raise SettingsError(
-            f"size is {settings.size!r}; it must be a whole number of pixels from 16 up, or 'full'."
+            f"size is {settings.size!r}; it must be a whole number of pixels from 16 to {MOST_SIDE}, or 'full'."
         )
 
 
 def _is_number(value: object, whole: bool) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         return False
-    return abs(value) <= sys.float_info.max
+    return abs(value) <= (sys.float_info.max if whole else MOST_FLOAT)
 
 
 def _check_layers(settings: Settings) -> None:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from stylize.batch.plan import Job
 from stylize.nst.device import choose_device, choose_dtype
 from stylize.nst.transfer import plan_stops, scale_sizes, target_size
+from stylize.nst.vgg import CHANNELS_PER_BLOCK
 from stylize.settings import CONVOLUTIONS_PER_BLOCK, LAYERS, Settings
 
-CHANNELS = (64, 128, 256, 512, 512)  # of VGG19's blocks (Simonyan and Zisserman 2015, table 1, E)
 PROCESS_BYTES = 850e6  # torch, the network and a style: measured on Linux, embedded weights
 COPIES = 2  # of the features: their values for the way back, and gradients and buffers on it
 CONTENT_BYTES = 24  # a pixel: three floats, of the content that is painted and of the one that is read next
@@ -28,7 +28,7 @@ def features_per_pixel(settings: Settings) -> tuple[float, float]:
     """(floats kept, multiply-adds of one forward pass) for each pixel, down to the deepest layer."""
     deepest = max(LAYERS.index(layer) for layer in (*settings.content_layers, *settings.style_layers))
     kept, operations, inputs = 0.0, 0.0, 3
-    for block, (channels, count) in enumerate(zip(CHANNELS, CONVOLUTIONS_PER_BLOCK, strict=True)):
+    for block, (channels, count) in enumerate(zip(CHANNELS_PER_BLOCK, CONVOLUTIONS_PER_BLOCK, strict=True)):
         area = 4.0**-block  # pixels of this block for each pixel of the picture
         for convolution in range(count):
             if LAYERS.index(f"conv{block + 1}_{convolution + 1}") > deepest:

@@ -139,10 +139,12 @@ def read_entries(out: Path) -> dict[str, Entry]:
 def _read_lines(path: Path) -> Iterator[Entry]:
     known = {each.name for each in dataclasses.fields(Entry)}
     for line in path.read_bytes().splitlines():
-        with contextlib.suppress(ValueError, TypeError, AttributeError):  # cut short, or not ours
+        # cut short, or not ours
+        with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
             values = json.loads(line)
             entry = Entry(**{name: value for name, value in values.items() if name in known})
-            yield dataclasses.replace(entry, size=entry.size and (entry.size[0], entry.size[1]))
+            size, finished = entry.size and (entry.size[0], entry.size[1]), float(entry.finished)
+            yield dataclasses.replace(entry, size=size, finished=finished)
 
 
 def _try_lock(file: IO[bytes], *, shared: bool) -> bool:

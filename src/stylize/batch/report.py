@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from stylize.batch.manifest import Entry
 from stylize.batch.plan import Ignored
 from stylize.errors import SaveError
 from stylize.events import Event
+from stylize.images import write_whole
 
 BatchOutcome: TypeAlias = Literal["done", "failures", "interrupted", "stopped", "planned"]
 
@@ -91,12 +91,9 @@ class BatchReport:
         Raises:
             SaveError: when it cannot be written.
         """
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_text(json.dumps(self.as_dict(), indent=1), encoding="ascii")
-            temporary.replace(path)
+            write_whole(path, json.dumps(self.as_dict(), indent=1).encode("ascii"), overwrite=True)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise SaveError(f"{path} could not be written: {error}. The manifest has all of it.") from error
         return path
 

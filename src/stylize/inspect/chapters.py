@@ -58,7 +58,7 @@ class _Writer:
     def write(self, name: str, data: bytes) -> Path:
         path = self._folder / name
         try:
-            path.write_bytes(data)
+            images.write_whole(path, data, overwrite=True)
         except OSError as error:
             raise SaveError(
                 f"{path} could not be written: {error.strerror}. Make room, or choose another --out."

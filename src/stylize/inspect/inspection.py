@@ -35,7 +35,7 @@ from stylize.nst.device import choose_device
 from stylize.nst.hooks import watch_gradients
 from stylize.nst.objective import Objective
 from stylize.nst.transfer import fit, resize, target_size
-from stylize.nst.vgg import Vgg19, load_weights
+from stylize.nst.vgg import Vgg19, load_weights, minimum_size
 from stylize.settings import LAYERS, Settings
 
 REPORT = "report.html"
@@ -62,6 +62,7 @@ def inspect_picture(
     explain: str | None = None,
     classifier: str | Classifier = "torchvision",
     overwrite: bool = False,
+    max_pixels: int | None = None,
     **overrides: Any,
 ) -> Report:
     """Write an HTML report, and its pictures as PNG, on what the network sees in pictures and what it asks.
@@ -75,9 +76,10 @@ def inspect_picture(
         result: what was painted from these two; without it, the losses are those of the content picture.
         layers: which to look at; None = all that the settings measure.
         settings: whose losses are explained; None = those inside `result` when it has some, else the defaults.
-        explain: an ImageNet class, by name or number, or "top" for the likeliest, to be found in the last picture.
+        explain: an ImageNet class, by name or number, or "top" for the likeliest, to be found in each picture.
         classifier: "torchvision" (a download), the path of its state dict, or a loaded one; for `explain`.
         overwrite: may an older report be replaced?
+        max_pixels: refuse to read larger pictures; None is Pillow's own limit.
         overrides: single settings, on top.
 
     Raises:
@@ -87,16 +89,23 @@ def inspect_picture(
     """
     require("matplotlib")
     sources = {"content": content, "style": style, "result": result}
-    read = {name: images.read_picture(source) for name, source in sources.items() if source is not None}
+    limit = max_pixels or images.DEFAULT_MAX_PIXELS
+    read = {
+        name: images.read_picture(source, max_pixels=limit)
+        for name, source in sources.items()
+        if source is not None
+    }
     settings = (settings or _settings_of(result)).replace(**overrides)
     chosen = _chosen_layers(layers, settings)
-    folder = _check_folder(Path(out), overwrite=overwrite)
+    size = _common_size(read, settings)
+    _check_size(size, (*chosen, *settings.style_layers, *settings.content_layers))
     number = None if explain in (None, "top") else find_class(str(explain))
+    folder = _check_folder(Path(out), overwrite=overwrite)
     if explain is not None and not isinstance(classifier, Classifier):
         classifier = load_classifier(classifier)
     from stylize.inspect.chapters import write_report  # it draws, which needs the extra
 
-    subject = _look(read, chosen, settings)
+    subject = _look(read, size, chosen, settings)
     objective = _objective(subject) if "style" in subject.pictures else None
     flow = None if objective is None else measure_flow(objective, subject.pictures[subject.last])
     found = _judge_without_losses(subject) if flow is None else _judge(subject, flow)
@@ -113,7 +122,7 @@ def _settings_of(result: Source | None) -> Settings:
     if not isinstance(result, (str, os.PathLike)):
         return Settings()
     try:
-        return Settings.from_sources(images.read_record(result).get("settings", {}))
+        return Settings.from_sources(images.read_settings(result))
     except PictureError:
         return Settings()
 
@@ -138,7 +147,9 @@ def _check_folder(folder: Path, *, overwrite: bool) -> Path:
     return folder
 
 
-def _look(read: Mapping[str, Picture], layers: tuple[str, ...], settings: Settings) -> Subject:
+def _look(
+    read: Mapping[str, Picture], size: tuple[int, int], layers: tuple[str, ...], settings: Settings
+) -> Subject:
     device = choose_device(settings.device)
     network = Vgg19(
         load_weights(settings.weights, settings.weights_normalization),
@@ -146,7 +157,6 @@ def _look(read: Mapping[str, Picture], layers: tuple[str, ...], settings: Settin
         pooling=settings.pooling,
         padding=settings.padding,
     ).to(device)
-    size = _common_size(read, settings)
     pictures = {name: resize(read[name].tensor, size) for name in ("content", "result") if name in read}
     if "style" in read:
         # As large as in a run: never enlarged, because what its painter did not paint cannot be measured.
@@ -174,6 +184,15 @@ def _common_size(read: Mapping[str, Picture], settings: Settings) -> tuple[int, 
             "was not painted from it."
         )
     return own
+
+
+def _check_size(size: tuple[int, int], layers: Sequence[str]) -> None:
+    least = minimum_size(layers)
+    if min(size) < least:
+        raise InputError(
+            f"The content would be looked at with {size[0]}×{size[1]} px; its layers need at least {least} px a "
+            "side. Use a larger --size, a less narrow picture, or shallower layers."
+        )
 
 
 def _objective(subject: Subject) -> Objective:

@@ -11,8 +11,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stylize.errors import OutputError, SaveError
-from stylize.images import check_output
+from stylize.errors import OutputError, PictureError, SaveError
+from stylize.images import check_output, write_whole
 from stylize.inspect.diagnosis import Finding, judge_clipping
 from stylize.inspect.drawing import (
     COLOURS,
@@ -37,7 +37,7 @@ def plot_trace(
         where the picture is; and what was found to be wrong.
 
     Raises:
-        PictureError: when the trace cannot be read.
+        PictureError: when the trace cannot be read, or lines of it lack something.
         OutputError: when the picture cannot be written to its place, or exists already.
         SaveError: when writing fails.
     """
@@ -47,10 +47,14 @@ def plot_trace(
         raise OutputError(f"{place} does not end in .png, the format of the curves.")
     check_output(place, overwrite=overwrite)
     try:
-        place.write_bytes(draw_trace(trace))
+        png, findings = draw_trace(trace), judge_trace(trace)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PictureError(f"{trace_path(path)} is damaged, or the trace of another version: {error!r}.") from error
+    try:
+        write_whole(place, png, overwrite=overwrite)
     except OSError as error:
         raise SaveError(f"{place} could not be written: {error.strerror}. Choose another --out.") from error
-    return place, judge_trace(trace)
+    return place, findings
 
 
 def draw_trace(trace: Trace) -> bytes:

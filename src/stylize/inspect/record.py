@@ -14,7 +14,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -101,12 +101,16 @@ def recording(
     place = check_log_dir(folder)
     from torch.utils.tensorboard import SummaryWriter  # half a second that only its users should wait
 
-    try:
-        # Line by line, so that the trace of a run which is killed is whole but for its last line.
-        trace = (place / TRACE).open("x", encoding="utf-8", buffering=1)
-        board = SummaryWriter(str(place), max_queue=1000)  # by default the run waits for the disk at every tenth
-    except OSError as error:
-        raise OutputError(f"{place} cannot be written to: {error.strerror}. Choose another folder.") from error
+    with ExitStack() as undoing:
+        try:
+            # Line by line, so that the trace of a run which is killed is whole but for its last line.
+            trace = (place / TRACE).open("x", encoding="utf-8", buffering=1)
+            undoing.callback((place / TRACE).unlink)  # else the next try would be refused because of it
+            undoing.callback(trace.close)
+            board = SummaryWriter(str(place), max_queue=1000)  # by default each tenth number waits for the disk
+        except OSError as error:
+            raise OutputError(f"{place} cannot be written to: {error.strerror}. Choose another folder.") from error
+        undoing.pop_all()
     try:
         yield Recorder(trace, board, settings, tell)
     finally:
@@ -128,7 +132,8 @@ class Recorder:
         self._broken = False  # could something not be written?
         self._clipped_norm = torch.zeros(())  # of the latest gradient, after clipping
         self._gradient: Tensor | None = None  # the latest, until the next one
-        self._write({"kind": "run", "version": __version__, "settings": settings.as_dict()})
+        with self._ending_when_full():
+            self._write({"kind": "run", "version": __version__, "settings": settings.as_dict()})
 
     def see_gradient(self, gradient: Tensor) -> None:
         """Take the picture's gradient [1, 3, H, W], before any clipping."""
@@ -140,10 +145,14 @@ class Recorder:
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
-        if self._broken:
-            return
+        if not self._broken:
+            with self._ending_when_full():
+                self._note(event)
+
+    @contextmanager
+    def _ending_when_full(self) -> Iterator[None]:
         try:
-            self._note(event)
+            yield
         except OSError as error:
             self._broken = True
             self._tell(Notice(f"The record of the run ends here: it cannot be written: {error}"))

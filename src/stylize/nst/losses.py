@@ -20,7 +20,7 @@ from stylize.settings import Normalization
 Statistics: TypeAlias = tuple[Tensor, ...]  # what one layer knows of a style
 
 # Rows of features that a 16-bit matrix product sums before its result is rounded to 16 bits.
-_ROWS_PER_PRODUCT = 512
+_ROWS_PER_PRODUCT = 1024
 
 
 def moments(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,8 +152,8 @@ class _Moments(torch.autograd.Function):
         rows = _rows(features)
         n = rows.shape[1]
         mixed = ((gram + gram.transpose(1, 2)) / n).to(rows.dtype)  # [B, C, C]
-        shifted = _rows(passed) + (mean / n).unsqueeze(1).to(rows.dtype)  # [B, N, C]
-        gradient = torch.baddbmm(shifted, rows, mixed)
+        gradient = torch.baddbmm(_rows(passed), rows, mixed)  # [B, N, C], of its own memory: it may be changed
+        gradient += (mean / n).unsqueeze(1).to(rows.dtype)
         return gradient.transpose(1, 2).view(features.shape)
 
 

@@ -169,11 +169,14 @@ def transfer(
         result = replace(result, outcome="failed", reason=reason)
     if result is None:
         raise RunError("There was no scale to paint at.")
-    image = _finished(result, coarse_content, resize(content, sizes[-1]).to(device), settings.detail)
-    for text in _warnings(result, image):
-        listen(Notice(text))
+    image = _finished(result, coarse_content, resize(content, sizes[-1]), settings.detail)
+    try:
+        for text in _warnings(result, image):
+            listen(Notice(text))
+    except KeyboardInterrupt:  # the picture is there; it must not be lost to the last word about it
+        result = replace(result, outcome="interrupted", reason=INTERRUPTED)
     return Painting(
-        image=image.float().cpu(),
+        image=image,
         losses=result.losses,
         history=tuple(history),
         evaluations=len(history),
@@ -210,8 +213,10 @@ def scale_sizes(content: Tensor, settings: Settings, minimum: int) -> list[tuple
             "Use a larger --size, a less narrow picture, or shallower layers."
         )
     wanted = settings.scales or max(1, round(math.log2(max(final) / SMALLEST_SCALE)) + 1)
-    sizes = [fit(*final, round(max(final) / 2**step)) for step in range(wanted)]
-    return [size for size in sizes if min(size) >= minimum][::-1]
+    sizes = [final]
+    while len(sizes) < wanted and min(smaller := fit(*final, max(final) >> len(sizes))) >= minimum:
+        sizes.append(smaller)
+    return sizes[::-1]
 
 
 def plan_stops(scales: int, settings: Settings, started: float) -> list[StopRule]:
@@ -275,10 +280,14 @@ def _first_picture(content: Tensor, style: Style, settings: Settings, init: Tens
 
 
 def _finished(result: Optimized, coarse_content: Tensor, content: Tensor, detail: float) -> Tensor:
-    """The picture at the size asked for, also of a run that ended at a coarser scale."""
-    if result.image.shape == content.shape:
-        return result.image
-    return hand_over(result.image, coarse_content, content, detail).clamp(0, 1)
+    """The picture at the size asked for, also of a run that ended at a coarser scale.
+
+    On the CPU, since the device may have ended the run for lack of memory.
+    """
+    image = result.image.float().cpu()
+    if image.shape == content.shape:
+        return image
+    return hand_over(image, coarse_content.cpu(), content.cpu(), detail).clamp(0, 1)
 
 
 def _warnings(result: Optimized, image: Tensor) -> list[str]:

@@ -250,9 +250,8 @@ def _load_file(path: Path, named: str | None) -> Weights:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # each loader has its own zoo of errors for a damaged file
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise WeightsError(
-            f"{path} is not a state dict that can be read safely: {first_line} "
+            f"{path} is not a state dict that can be read safely, as .pth or .safetensors. "
             "It may be damaged, or a saved web page; fetch it again."
         ) from error
     name = named or told
