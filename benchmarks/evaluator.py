@@ -42,7 +42,10 @@ class Evaluator:
         packed = load_file(WEIGHTS)
         names = [f"{block}_{i}" for block, n in zip("12345", (2, 2, 4, 4, 1), strict=True) for i in range(1, n + 1)]
         self.convolutions = {
-            name: (packed[f"conv{name}.table"].double()[packed[f"conv{name}.indices"].long()], packed[f"conv{name}.bias"])
+            name: (
+                packed[f"conv{name}.table"].double()[packed[f"conv{name}.indices"].long()],
+                packed[f"conv{name}.bias"].double(),
+            )
             for name in names
         }
         self.content_features = self.features(content)[CONTENT_LAYER]
@@ -57,7 +60,7 @@ class Evaluator:
         for name, (weight, bias) in self.convolutions.items():
             if name[2] == "1" and name[0] != "1":
                 x = F.max_pool2d(x, 2)
-            x = F.relu(F.conv2d(x, weight, bias.double(), padding=1))
+            x = F.relu(F.conv2d(x, weight, bias, padding=1))
             found[name] = x
         return found
 
