@@ -169,7 +169,7 @@ def load_config(source: str | Path) -> dict[str, Any]:
             f"{source!s} is neither a preset ({', '.join(preset_names())}) nor a file of settings."
         )
     try:
-        return tomllib.loads(text)
+        return dict(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path} is not TOML: {error}. See configs/gatys2016.toml for an example.") from error
 
