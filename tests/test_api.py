@@ -458,9 +458,9 @@ def test_a_stylizer_loads_its_weights_once_and_paints_the_same(
 ) -> None:
     loads: list[object] = []
 
-    def load(*args: Any) -> Weights:
+    def load(*args: Any, **options: Any) -> Weights:
         loads.append(args)
-        return load_weights(*args)
+        return load_weights(*args, **options)
 
     monkeypatch.setattr(api, "load_weights", load)
     stylizer = Stylizer(TINY)

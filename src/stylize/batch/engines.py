@@ -236,7 +236,8 @@ class _Tender(threading.Thread):
         self._say = say
         self._workers = workers  # a second job is taken only while each of them finds a first one
         self._again: deque[Job] = deque()  # what a dead process had at hand
-        self._crashes: Counter[str] = Counter()  # by the job's name
+        self._suspected: set[str] = set()  # names of jobs that were at hand when a process died
+        self._crashes: Counter[str] = Counter()  # deaths with this job alone at hand, by its name
         self._worker: _Worker | None = None
         self._ended = False
 
@@ -291,7 +292,7 @@ class _Tender(threading.Thread):
         if at_hand and not ready:
             raise RunError(f"A process that was to paint {how} before it could begin. Try --engine inline.")
         for job in at_hand.values():
-            self._crashed(job, how)
+            self._crashed(job, how, alone=len(at_hand) == 1)
 
     def _hand_out(self, worker: _Worker, at_hand: dict[str, Job]) -> None:
         while len(at_hand) < self._hands(at_hand):
@@ -303,11 +304,13 @@ class _Tender(threading.Thread):
 
     def _hands(self, at_hand: Iterable[str]) -> int:
         """One, while pictures are tried of which one has killed a process."""
-        suspects = (*at_hand, *(job.name for job in self._again))
-        return 1 if any(self._crashes[name] for name in suspects) else HANDS
+        names = {*at_hand, *(job.name for job in self._again)}
+        return 1 if names & self._suspected else HANDS
 
-    def _crashed(self, job: Job, how: str) -> None:
-        self._crashes[job.name] += 1
+    def _crashed(self, job: Job, how: str, *, alone: bool) -> None:
+        """A death with another job at hand proves nothing against this one: it is only tried alone from now on."""
+        self._suspected.add(job.name)
+        self._crashes[job.name] += alone
         if self._crashes[job.name] < CRASHES:
             self._again.append(job)
             return
