@@ -34,7 +34,7 @@ from stylize.nst.classifier import Classifier, find_class, load_classifier
 from stylize.nst.device import choose_device
 from stylize.nst.hooks import watch_gradients
 from stylize.nst.objective import Objective
-from stylize.nst.transfer import fit, resize, target_size
+from stylize.nst.transfer import resize, style_size, target_size
 from stylize.nst.vgg import Vgg19, load_weights, minimum_size
 from stylize.settings import LAYERS, Settings
 
@@ -159,11 +159,9 @@ def _look(
     ).to(device)
     pictures = {name: resize(read[name].tensor, size) for name in ("content", "result") if name in read}
     if "style" in read:
-        # As large as in a run: never enlarged, because what its painter did not paint cannot be measured.
-        own = read["style"].size
-        long_side = min(max(size) * settings.style_scale, max(own))
+        style = read["style"]  # as large as in a run
         pictures["style"] = resize(
-            read["style"].tensor, fit(*own, max(1, round(long_side)), at_least=network.minimum_size)
+            style.tensor, style_size(*style.size, max(size), settings, network.minimum_size)
         )
     pictures = {name: pictures[name].to(device) for name in ("content", "style", "result") if name in pictures}
     measured = tuple(sorted({*layers, *settings.style_layers}, key=LAYERS.index))

@@ -78,16 +78,12 @@ class Style:
         return self._images[0]
 
     def at(self, long_side: int, device: torch.device) -> Mapping[str, Statistics]:
-        """The target statistics for a result whose long side has so many pixels.
-
-        A style picture is never enlarged: what its painter did not paint cannot be measured.
-        """
+        """The target statistics for a result whose long side has so many pixels."""
         if long_side not in self._measured:
             measured = []
             for image in self._images:
                 height, width = image.shape[2:]
-                wanted = min(long_side * self._settings.style_scale, max(height, width))
-                size = fit(width, height, max(1, round(wanted)), at_least=self._network.minimum_size)
+                size = style_size(width, height, long_side, self._settings, self._network.minimum_size)
                 measured.append(measure_style(self._network, resize(image, size).to(device), self._settings))
             self._measured[long_side] = blend(measured, self._weights)
             if len(self._measured) > MOST_SIZES:
@@ -191,6 +187,15 @@ def target_size(width: int, height: int, settings: Settings) -> tuple[int, int]:
     long_side = max(width, height)
     wanted = long_side if settings.size == "full" else settings.size
     return fit(width, height, wanted if settings.upscale else min(wanted, long_side))
+
+
+def style_size(width: int, height: int, long_side: int, settings: Settings, minimum: int) -> tuple[int, int]:
+    """(width, height) at which a style picture is measured for a result with this long side.
+
+    It is never enlarged: what its painter did not paint cannot be measured.
+    """
+    wanted = min(long_side * settings.style_scale, max(width, height))
+    return fit(width, height, max(1, round(wanted)), at_least=minimum)
 
 
 def fit(width: int, height: int, long_side: int, *, at_least: int = 1) -> tuple[int, int]:
