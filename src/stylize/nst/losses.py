@@ -7,36 +7,67 @@ float32 whatever the features' dtype, or float64 for float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from stylize.settings import Normalization
 
 Statistics: TypeAlias = tuple[Tensor, ...]  # what one layer knows of a style
 
+Index: TypeAlias = tuple[Any, ...]  # what stands between the brackets of a tensor
+
+_VALUES_PER_BAND = 1 << 18  # of a picture, that are looked at together: one megabyte
+
 # Rows of features that a 16-bit matrix product sums before its result is rounded to 16 bits.
 _ROWS_PER_PRODUCT = 1024
 
 
-def moments(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def moments(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """The mean and the Gram matrix of features, and the features again for the layers that follow.
 
-    Using the returned features in place of the given ones lets the backward pass add the statistics' gradient
-    to the following layers' in the matrix product itself, instead of in one more pass over memory.
+    Using the returned features in place of the given ones lets the backward pass add the following layers'
+    gradient to the statistics' own while it is in the cache, instead of in one more pass over memory.
 
     Args:
         features: [B, C, H, W], any floating dtype, contiguous or channels_last.
+        weights: [R, H, W], how much each place counts in each of R regions, its sum 1 a region; for B = 1.
+            None = every place counts alike, and R is B. Σ w·F and Σ w·F·Fᵀ are then the mean and the guided
+            Gram matrix of Gatys et al. 2017, whose guide is T = √(N·w).
 
     Returns:
-        the features; their mean [B, C]; their Gram matrix F·Fᵀ/N [B, C, C]; the two in float32 or float64.
+        the features; their mean [R, C]; their Gram matrix F·Fᵀ/N [R, C, C]; the two in float32 or float64.
     """
-    passed, mean, gram = _Moments.apply(features)
+    passed, mean, gram = _Moments.apply(features, weights)
     return passed, mean, gram
+
+
+def moment_sums(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What `moments` measures in a part of a picture, to be added up: Σ F [R, C] and Σ F·Fᵀ [R, C, C], weighted.
+
+    Without weights the sums are plain, and the whole picture's are to be divided by its N. No gradient.
+    """
+    return _weighted_sums(_rows(features.detach()), weights)
+
+
+def inject_moments_gradient(
+    features: Tensor, mean: Tensor, gram: Tensor, box: tuple[slice, slice], weights: Tensor | None = None
+) -> Tensor:
+    """The features again, so made that the backward pass adds a gradient of `moment_sums` to theirs.
+
+    Args:
+        features: [1, C, H, W].
+        mean, gram: the loss's gradient with respect to the two sums, [R, C] and [R, C, C].
+        box: the rows and columns of the features over which the sums were taken.
+        weights: [R, h, w] of the box, as in `moment_sums`.
+    """
+    injected: Tensor = _Injection.apply(features, mean, gram, box, weights)
+    return injected
 
 
 def gram_matrix(features: Tensor) -> Tensor:
@@ -49,13 +80,23 @@ def content_loss(features: Tensor, target: Tensor, normalization: Normalization 
 
     relative: mean((F − P)²) / mean(P²); johnson: mean((F − P)²); gatys: ½ Σ (F − P)² (equation 1).
     """
+    return squared_error(features, target) * content_scale(target, normalization)
+
+
+def squared_error(features: Tensor, target: Tensor) -> Tensor:
+    """Σ (F − P)²."""
     wide = torch.promote_types(features.dtype, torch.float32)
-    squares = (features.to(wide) - target.to(wide)).square()
+    return (features.to(wide) - target.to(wide)).square().sum()
+
+
+def content_scale(target: Tensor, normalization: Normalization = "relative") -> Tensor:
+    """What Σ (F − P)² is multiplied by to be the content loss."""
+    squares = target.to(torch.promote_types(target.dtype, torch.float32)).square().sum()
     if normalization == "gatys":
-        return 0.5 * squares.sum()
+        return torch.full_like(squares, 0.5)
     if normalization == "johnson":
-        return squares.mean()
-    return squares.mean() / _floor(target.to(wide).square().mean())
+        return torch.full_like(squares, 1 / target.numel())
+    return 1 / (_floor(squares / target.numel()) * target.numel())
 
 
 def gram_statistics(mean: Tensor, gram: Tensor) -> Statistics:
@@ -115,18 +156,14 @@ def total_variation(image: Tensor) -> Tensor:
 
     ⅔ (dx² + dy²) + ⅙ (both diagonals), each averaged over its own differences; nearly blind to direction.
     """
-    dx = image[..., :, 1:] - image[..., :, :-1]
-    dy = image[..., 1:, :] - image[..., :-1, :]
-    falling = image[..., 1:, 1:] - image[..., :-1, :-1]
-    rising = image[..., 1:, :-1] - image[..., :-1, 1:]
-    straight = dx.square().mean() + dy.square().mean()
-    diagonal = falling.square().mean() + rising.square().mean()
-    return straight * (2 / 3) + diagonal * (1 / 6)
+    variation: Tensor = _TotalVariation.apply(image)
+    return variation
 
 
 def range_penalty(image: Tensor) -> Tensor:
     """Mean square excess of [B, C, H, W] over [0, 1]: what a file cannot hold."""
-    return (image - image.clamp(0, 1)).square().mean()
+    penalty: Tensor = _RangePenalty.apply(image)
+    return penalty
 
 
 def _floor(value: Tensor, least: Tensor | float = 0.0) -> Tensor:
@@ -136,49 +173,149 @@ def _floor(value: Tensor, least: Tensor | float = 0.0) -> Tensor:
 
 
 class _Moments(torch.autograd.Function):
-    """Mean and Gram matrix with their gradient, ∂L/∂F = ∂L/∂F' + (∂L/∂G + ∂L/∂Gᵀ)·F/N + ∂L/∂μ/N."""
+    """Mean and Gram matrix, with their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         rows = _rows(features)  # [B, N, C]
-        mean, gram = _sums(rows)
-        ctx.save_for_backward(features)
-        return features.view_as(features), mean / rows.shape[1], gram / rows.shape[1]
+        mean, gram = _weighted_sums(rows, weights)
+        ctx.save_for_backward(features, weights)
+        n = 1 if weights is not None else rows.shape[1]
+        return features.view_as(features), mean / n, gram / n
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, passed: Tensor, mean: Tensor, gram: Tensor) -> Tensor:
-        (features,) = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: Any, passed: Tensor, mean: Tensor, gram: Tensor) -> tuple[Tensor, None]:
+        features, weights = ctx.saved_tensors
         rows = _rows(features)
-        n = rows.shape[1]
-        mixed = ((gram + gram.transpose(1, 2)) / n).to(rows.dtype)  # [B, C, C]
-        gradient = torch.baddbmm(_rows(passed), rows, mixed)  # [B, N, C], of its own memory: it may be changed
-        gradient += (mean / n).unsqueeze(1).to(rows.dtype)
-        return gradient.transpose(1, 2).view(features.shape)
+        n = 1 if weights is not None else rows.shape[1]
+        gradient = _moments_gradient(rows, mean / n, gram / n, weights)
+        gradient += _rows(passed)
+        return gradient.transpose(1, 2).view(features.shape), None
+
+
+class _Injection(torch.autograd.Function):
+    """The features unchanged; back goes their gradient and that of sums over a part of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, mean: Tensor, gram: Tensor, box: tuple[slice, slice], weights: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(features, mean, gram, weights)
+        ctx.box = box
+        return features.view_as(features)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, passed: Tensor) -> tuple[Tensor | None, ...]:
+        features, mean, gram, weights = ctx.saved_tensors
+        part = (..., *ctx.box)
+        inside = features[part]
+        own = _moments_gradient(_rows(inside), mean, gram, weights)
+        gradient = passed.clone(memory_format=torch.preserve_format)
+        gradient[part] += own.transpose(1, 2).reshape(inside.shape)
+        return gradient, None, None, None, None
+
+
+def _moments_gradient(rows: Tensor, mean: Tensor, gram: Tensor, weights: Tensor | None) -> Tensor:
+    """∂L/∂F = w·((∂L/∂G + ∂L/∂Gᵀ)·F + ∂L/∂μ), summed over the regions, as [B, N, C] of its own memory."""
+    mixed = (gram + gram.transpose(1, 2)).to(rows.dtype)  # [R, C, C], symmetric
+    mean = mean.to(rows.dtype)
+    if weights is None and len(rows) == 1:
+        return F.linear(rows, mixed[0], mean[0])  # the mean goes in while the product is written
+    if weights is None:
+        return torch.baddbmm(mean.unsqueeze(1), rows, mixed)
+    total = torch.zeros_like(rows)
+    for weight, matrix, vector in zip(weights.flatten(1), mixed, mean, strict=True):
+        total.addcmul_(F.linear(rows, matrix, vector), weight.to(rows.dtype).view(1, -1, 1))
+    return total
 
 
 def _rows(features: Tensor) -> Tensor:
-    """[B, C, H, W] as [B, N, C], without a copy for either memory format."""
+    """[B, C, H, W] as [B, N, C], without a copy of a whole tensor in either memory format."""
     return features.flatten(2).transpose(1, 2)
 
 
-def _sums(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ F as [B, C] and F·Fᵀ as [B, C, C] of rows [B, N, C], summed wider than 16 bits.
+def _weighted_sums(rows: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Σ w·F as [R, C] and Σ w·F·Fᵀ as [R, C, C] of rows [B, N, C]; without weights R is B."""
+    if weights is None:
+        return _sums(rows, rows)
+    parts = [_sums(rows * weight.to(rows.dtype).view(1, -1, 1), rows) for weight in weights.flatten(1)]
+    return torch.cat([total for total, _ in parts]), torch.cat([gram for _, gram in parts])
+
+
+def _sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ L as [B, C] and Lᵀ·R as [B, C, C] of rows [B, N, C], summed wider than 16 bits.
 
     A 16-bit matrix product returns 16 bits. It is made for short runs of rows, whose results are summed in
     float32: the rounding errors average out, and no float32 copy of the features is needed.
     """
-    B, N, C = rows.shape
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    run = N if rows.dtype == wide else min(N, _ROWS_PER_PRODUCT)
+    B, N, C = left.shape
+    wide = torch.promote_types(left.dtype, torch.float32)
+    run = N if left.dtype == wide else min(N, _ROWS_PER_PRODUCT)
     whole = N - N % run
-    total = torch.zeros(B, C, dtype=wide, device=rows.device)
-    gram = torch.zeros(B, C, C, dtype=wide, device=rows.device)
-    for part, length in ((rows[:, :whole], run), (rows[:, whole:], N - whole)):
+    total = torch.zeros(B, C, dtype=wide, device=left.device)
+    gram = torch.zeros(B, C, C, dtype=wide, device=left.device)
+    for part, length in ((slice(0, whole), run), (slice(whole, N), N - whole)):
         if length == 0:
             continue
-        runs = part.reshape(-1, length, C)  # [B·N/run, run, C]
-        ones = rows.new_ones(1, 1, length).expand(runs.shape[0], 1, length)
-        total += torch.bmm(ones, runs).to(wide).view(B, -1, C).sum(1)
-        gram += torch.bmm(runs.transpose(1, 2), runs).to(wide).view(B, -1, C, C).sum(1)
+        # Runs: [B·N/run, run, C].
+        left_runs, right_runs = (rows[:, part].reshape(-1, length, C) for rows in (left, right))
+        ones = left.new_ones(1, 1, length).expand(left_runs.shape[0], 1, length)
+        total += torch.bmm(ones, left_runs).to(wide).view(B, -1, C).sum(1)
+        gram += torch.bmm(left_runs.transpose(1, 2), right_runs).to(wide).view(B, -1, C, C).sum(1)
     return total, gram
+
+
+class _TotalVariation(torch.autograd.Function):
+    """The nine-point stencil. It goes band by band, so that what it makes stays in the cache and is soon gone."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor) -> Tensor:
+        ctx.save_for_backward(image)
+        total = torch.zeros((), dtype=image.dtype, device=image.device)
+        for here, there, weight in _neighbours(image):
+            difference = (image[there] - image[here]).flatten()
+            total += weight * torch.dot(difference, difference)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> Tensor:
+        (image,) = ctx.saved_tensors
+        gradient = torch.zeros_like(image)
+        for here, there, weight in _neighbours(image):
+            difference = (image[there] - image[here]).mul_(2 * weight * outer)
+            gradient[there] += difference
+            gradient[here] -= difference
+        return gradient
+
+
+def _neighbours(image: Tensor) -> Iterator[tuple[Index, Index, float]]:
+    """Pairs of places in [B, C, H, W] that are neighbours, by bands of rows, and what their square counts."""
+    B, C, H, W = image.shape
+    rows = max(1, _VALUES_PER_BAND // (B * C * W))
+    for top in range(0, H, rows):
+        for down, right, weight in ((0, 1, 2 / 3), (1, 0, 2 / 3), (1, 1, 1 / 6), (1, -1, 1 / 6)):
+            bottom = min(top + rows, H - down)
+            here = (..., slice(top, bottom), slice(max(0, -right), W - max(0, right)))
+            there = (..., slice(top + down, bottom + down), slice(max(0, right), W - max(0, -right)))
+            if bottom > top:
+                yield here, there, weight / (B * C * (H - down) * (W - abs(right)))
+
+
+class _RangePenalty(torch.autograd.Function):
+    """The excess is found anew for the gradient: it is cheaper to find than to keep."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor) -> Tensor:
+        ctx.save_for_backward(image)
+        excess = (image.clamp(0, 1).sub_(image)).flatten()
+        return torch.dot(excess, excess) / image.numel()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> Tensor:
+        (image,) = ctx.saved_tensors
+        gradient = image.clamp(0, 1)
+        return torch.sub(image, gradient, out=gradient).mul_(outer * (2 / image.numel()))

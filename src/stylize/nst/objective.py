@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stylize.nst.hooks import capture, guard_input, observe
+from stylize.nst.hooks import guard_input, observe
 from stylize.nst.losses import (
     STYLE_LOSSES,
     Statistics,
-    content_loss,
+    content_scale,
     moments,
     range_penalty,
+    squared_error,
     total_variation,
 )
 from stylize.nst.vgg import Vgg19
 from stylize.settings import Settings
+
+Styles = Mapping[str, Statistics]  # a style's statistics by layer
 
 
 @dataclass(frozen=True)
@@ -30,59 +32,87 @@ class Losses:
     terms: Mapping[str, Tensor]  # unweighted: content, style, tv, range, and style.LAYER for each layer
 
 
+@dataclass(frozen=True)
+class Region:
+    """A part of the picture, and the style that it is to have."""
+
+    style: Styles
+    guide: Mapping[str, Tensor] | None = None  # by layer: [H, W], what each place counts, of sum 1; None = alike
+    share: float = 1.0  # what the region counts; those of all regions have a sum of 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the losses need to know of a picture's features, by layer."""
+
+    errors: Mapping[str, Tensor]  # Σ (F − P)² against the content's
+    moments: Mapping[str, tuple[Tensor, Tensor]]  # mean [R, C] and Gram matrix [R, C, C] of R regions
+
+
 class Objective:
     """The weighted losses of a picture at one size.
 
     Args:
         network: with every layer that the settings name.
-        content: [1, 3, H, W] in [0, 1], the content picture at this size.
-        style: a layer's target statistics by name, from `measure_style`.
+        content: [1, 3, H, W] in [0, 1], the content picture at this size; None when it does not matter.
+        style: target statistics from `measure_style`, or regions that have each their own.
         settings: which losses, and how much each counts.
     """
 
     def __init__(
-        self, network: Vgg19, content: Tensor, style: Mapping[str, Statistics], settings: Settings
+        self,
+        network: Vgg19,
+        content: Tensor | None,
+        style: Styles | Sequence[Region],
+        settings: Settings,
     ) -> None:
         self.network = network
         self.settings = settings
-        self._style = style
-        self._content = measure_content(network, content, settings.content_layers)
+        self.regions = [Region(style)] if isinstance(style, Mapping) else list(style)
+        self.guides = stack_guides(self.regions)
+        self.content = {} if content is None else self._measure_content(content)
+        normalization = settings.normalization
+        self._scales = {layer: content_scale(target, normalization) for layer, target in self.content.items()}
+        self._weights = layer_weights(settings)
 
     def __call__(self, image: Tensor) -> Losses:
         """The losses of a picture [1, 3, H, W] in [0, 1]; differentiable."""
-        settings = self.settings
-        contents: list[Tensor] = []
-        styles: dict[str, Tensor] = {}
+        return self._judge(self._measure(image), image)
+
+    def _measure_content(self, content: Tensor) -> dict[str, Tensor]:
+        return measure_content(self.network, content, self.settings.content_layers)
+
+    def _measure(self, image: Tensor) -> Measured:
+        """One pass through the network; differentiable."""
+        errors: dict[str, Tensor] = {}
+        found: dict[str, tuple[Tensor, Tensor]] = {}
 
         def watch(layer: str, output: Tensor) -> Tensor | None:
-            if layer in self._content:
-                contents.append(content_loss(output, self._content[layer], settings.normalization))
-            if layer not in self._style:
+            if layer in self.content:
+                errors[layer] = squared_error(output, self.content[layer])
+            if layer not in self.settings.style_layers:
                 return None
-            passed, mean, gram = moments(output)
-            loss = STYLE_LOSSES[settings.style_loss]
-            found = loss.statistics(mean, gram)
-            styles[f"style.{layer}"] = loss.distance(found, self._style[layer], settings.normalization)
+            passed, mean, gram = moments(output, self.guides.get(layer))
+            found[layer] = mean, gram
             return passed
 
-        layers = dict.fromkeys((*self._content, *self._style))
-        watchers = {layer: (lambda output, layer=layer: watch(layer, output)) for layer in layers}
-        with observe(self.network, watchers):
-            self.network(image)
-        return self._weigh(image, contents, styles)
+        run(self.network, image, (*self.content, *self.settings.style_layers), watch)
+        return Measured(errors, found)
 
-    def _weigh(self, image: Tensor, contents: Sequence[Tensor], styles: Mapping[str, Tensor]) -> Losses:
+    def _judge(self, measured: Measured, image: Tensor) -> Losses:
+        """The losses of what was measured of a picture, and of the picture itself."""
         settings = self.settings
         terms: dict[str, Tensor] = {}
         weighted = []
-        if contents:
-            terms["content"] = torch.stack(list(contents)).sum()
+        if measured.errors:
+            errors = [self._scales[layer] * error for layer, error in measured.errors.items()]
+            terms["content"] = torch.stack(errors).sum()
             if settings.normalization == "relative":
-                terms["content"] = terms["content"] / len(contents)
+                terms["content"] = terms["content"] / len(errors)
             weighted.append(settings.content_weight * terms["content"])
+        styles = {f"style.{layer}": self._style_loss(layer, *found) for layer, found in measured.moments.items()}
         if styles:
-            weights = layer_weights(settings)
-            terms["style"] = torch.stack([weights[name] * loss for name, loss in styles.items()]).sum()
+            terms["style"] = torch.stack([self._weights[name] * loss for name, loss in styles.items()]).sum()
             weighted.append(settings.style_weight * terms["style"])
         if settings.tv_weight:
             terms["tv"] = total_variation(image)
@@ -90,7 +120,37 @@ class Objective:
         if settings.range_weight:
             terms["range"] = range_penalty(image)
             weighted.append(settings.range_weight * terms["range"])
-        return Losses(torch.stack(weighted).sum(), terms | dict(styles))
+        return Losses(torch.stack(weighted).sum(), terms | styles)
+
+    def _style_loss(self, layer: str, means: Tensor, grams: Tensor) -> Tensor:
+        """One layer's distance from the style, over all regions."""
+        loss = STYLE_LOSSES[self.settings.style_loss]
+        distances = []
+        for region, mean, gram in zip(self.regions, means.split(1), grams.split(1), strict=True):
+            found = loss.statistics(mean, gram)
+            distance = loss.distance(found, region.style[layer], self.settings.normalization)
+            distances.append(region.share * distance)
+        return torch.stack(distances).sum()
+
+
+def run(
+    network: Vgg19, image: Tensor, layers: Sequence[str], watch: Callable[[str, Tensor], Tensor | None]
+) -> None:
+    """Send a picture [1, 3, H, W] through the network; `watch(layer, output)` may put another in its place."""
+    watchers = {layer: (lambda output, layer=layer: watch(layer, output)) for layer in layers}
+    with observe(network, watchers):
+        network(image)
+
+
+def stack_guides(regions: Sequence[Region]) -> dict[str, Tensor]:
+    """The regions' guides by layer, [R, H, W]; none for a single region that is the whole picture."""
+    guides = [region.guide for region in regions]
+    if guides == [None]:
+        return {}
+    if any(guide is None for guide in guides):
+        raise ValueError("Each of several regions needs a guide.")
+    layers = guides[0] or {}
+    return {layer: torch.stack([guide[layer] for guide in guides if guide is not None]) for layer in layers}
 
 
 def layer_weights(settings: Settings) -> dict[str, float]:
@@ -109,26 +169,33 @@ def measure_content(network: Vgg19, content: Tensor, layers: Sequence[str]) -> d
     """The features of a picture [1, 3, H, W] at each of `layers`."""
     if not layers:
         return {}
-    with ExitStack() as stack:
-        stack.enter_context(guard_input(network, network.minimum_size, network.deepest))
-        features = stack.enter_context(capture(network, layers))
-        network(content)
-        return dict(features)
+    features: dict[str, Tensor] = {}
+
+    def keep(layer: str, output: Tensor) -> None:
+        features[layer] = output
+
+    with guard_input(network, network.minimum_size, network.deepest):
+        run(network, content, layers, keep)
+    return features
 
 
 @torch.no_grad()
-def measure_style(network: Vgg19, style: Tensor, settings: Settings) -> dict[str, Statistics]:
-    """The target statistics of a style picture [1, 3, H, W] at each of the settings' style layers."""
+def measure_style(
+    network: Vgg19, style: Tensor, settings: Settings, guide: Mapping[str, Tensor] | None = None
+) -> dict[str, Statistics]:
+    """The target statistics of a style picture [1, 3, H, W] at each of the settings' style layers.
+
+    With a guide, [H, W] of sum 1 by layer, those of a part of it.
+    """
     targets: dict[str, Statistics] = {}
     statistics = STYLE_LOSSES[settings.style_loss].statistics
 
     def keep(layer: str, output: Tensor) -> None:
-        _, mean, gram = moments(output)
+        _, mean, gram = moments(output, None if guide is None else guide[layer].unsqueeze(0))
         targets[layer] = statistics(mean, gram)
 
-    watchers = {layer: (lambda output, layer=layer: keep(layer, output)) for layer in settings.style_layers}
-    with guard_input(network, network.minimum_size, network.deepest), observe(network, watchers):
-        network(style)
+    with guard_input(network, network.minimum_size, network.deepest):
+        run(network, style, settings.style_layers, keep)
     return targets
 
 
