@@ -50,6 +50,9 @@ def ours(name: str, content: Path, style: Path, evaluations: int, begun: list[fl
     from queue import Queue
     from threading import Thread
 
+    from stylize.process import prepare
+
+    prepare()  # as the command does
     from stylize import stylize
     from stylize.events import Event, ScaleStarted, Snapshot
 

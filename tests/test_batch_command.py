@@ -245,6 +245,26 @@ def test_files_of_others_are_replaced_only_when_asked(log: Path) -> None:
     assert images.read_picture("out/a.png").size == (48, 32)
 
 
+def test_a_refused_folder_is_left_as_it_was(log: Path) -> None:
+    Path("out").mkdir()
+    Path("out/a.png").write_bytes(Path("photos/a.png").read_bytes())
+    for shard in ((), ("--shard", "1/1")):
+        result = run(*shard)
+        assert result.exit_code == 2
+        assert "out/a.png exists already" in result.stderr
+        assert [path.name for path in Path("out").iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize("out", ["out", "out/deeper/still"])
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_file_in_place_of_the_output_folder_is_refused(log: Path, out: str, dry: tuple[str, ...]) -> None:
+    Path("out").write_text("mine")
+    result = run("--out", out, *dry)
+    assert result.exit_code == 2
+    assert f"{Path('out').resolve()} is a file" in result.stderr
+    assert Path("out").read_text() == "mine"
+
+
 def test_originals_are_never_overwritten(log: Path) -> None:
     before = pictures("photos")
     for out in ("photos", "photos/sub/.."):
@@ -261,7 +281,7 @@ def test_what_does_not_go_with_a_folder_is_refused(log: Path, arguments: tuple[s
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("arguments", [("--dry-run",), ("--workers", "2"), ("--include", "*.jpg")])
+@pytest.mark.parametrize("arguments", [("--fail-fast",), ("--workers", "2"), ("--include", "*.jpg")])
 def test_what_is_for_folders_is_refused_without_one(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(program, ["photos/a.png", "style.png", *arguments])
     assert result.exit_code == 2

@@ -286,6 +286,22 @@ def test_an_output_of_another_origin_is_not_adopted(job: Job, choices: Choices, 
     assert adopted(job, choices) is None
 
 
+def test_an_output_is_adopted_up_to_the_limit_on_pixels(job: Job, choices: Choices) -> None:
+    images.save_picture(torch.zeros(3, 4, 4), job.out, record=record_of(job, SETTINGS), overwrite=True)
+    assert adopted(job, choices, max_pixels=16) is not None
+    assert adopted(job, choices, max_pixels=15) is None
+
+
+def test_a_word_for_a_start_may_be_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    known = []
+    for content in (b"one", b"two"):
+        (tmp_path / "noise").write_bytes(content)
+        known.append([Choices.of(Settings(init="noise"), []), Choices.of(Settings(weights="noise"), [])])
+    assert known[0][0] == known[1][0]
+    assert known[0][1].sha256 != known[1][1].sha256
+
+
 def test_an_output_that_is_cut_short_is_not_adopted(job: Job, choices: Choices) -> None:
     noise = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
     images.save_picture(noise, job.out, record=record_of(job, SETTINGS), overwrite=True)

@@ -8,45 +8,44 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from stylize.batch.plan import Job
-from stylize.nst.device import choose_device, choose_dtype
+from stylize.errors import InputError
+from stylize.images import is_far_larger
+from stylize.nst.device import choose_device, choose_dtype, memory
+from stylize.nst.memory import Plan as MemoryPlan
+from stylize.nst.memory import features_per_pixel, plan_memory
 from stylize.nst.transfer import plan_stops, scale_sizes, target_size
-from stylize.nst.vgg import CHANNELS_PER_BLOCK
-from stylize.settings import CONVOLUTIONS_PER_BLOCK, LAYERS, Settings
+from stylize.settings import Settings
 
-PROCESS_BYTES = 850e6  # torch, the network and a style: measured on Linux, embedded weights
-COPIES = 2  # of the features: their values for the way back, and gradients and buffers on it
-CONTENT_BYTES = 24  # a pixel: three floats, of the content that is painted and of the one that is read next
-
-
-def features_per_pixel(settings: Settings) -> tuple[float, float]:
-    """(floats kept, multiply-adds of one forward pass) for each pixel, down to the deepest layer."""
-    deepest = max(LAYERS.index(layer) for layer in (*settings.content_layers, *settings.style_layers))
-    kept, operations, inputs = 0.0, 0.0, 3
-    for block, (channels, count) in enumerate(zip(CHANNELS_PER_BLOCK, CONVOLUTIONS_PER_BLOCK, strict=True)):
-        area = 4.0**-block  # pixels of this block for each pixel of the picture
-        for convolution in range(count):
-            if LAYERS.index(f"conv{block + 1}_{convolution + 1}") > deepest:
-                return kept, operations
-            kept += channels * area
-            operations += 9 * inputs * channels * area
-            inputs = channels
-    return kept, operations
+DECODED_BYTES = 4  # a pixel of the file while it is read: three colours of 8 bits, which Pillow keeps in four
+FLOAT_BYTES = 12  # a pixel of a content picture: three floats
 
 
 def peak_bytes(job: Job, settings: Settings, bytes_per_feature: int) -> float:
-    """Memory of a process that paints a picture, at its peak, about."""
-    width, height = target_size(*job.size, settings)
-    kept, _ = features_per_pixel(settings)
-    history = 2 * settings.history if settings.optimizer != "adam" else 4
-    variables = 3 * 4 / 3 * 4  # bytes a pixel: three colours, all levels of the pyramid, float32
-    per_pixel = kept * COPIES * bytes_per_feature + history * variables
-    return PROCESS_BYTES + CONTENT_BYTES * job.pixels + per_pixel * width * height
+    """Memory of a process that paints a picture in one piece, at its peak, about."""
+    return _plan(job, settings, bytes_per_feature, float("inf")).total
+
+
+def _plan(job: Job, settings: Settings, bytes_per_feature: int, limit: float) -> MemoryPlan:
+    return plan_memory(
+        target_size(*job.size, settings),
+        settings,
+        limit=limit,
+        source_bytes=content_bytes(job, settings),
+        device=torch.device("cpu"),
+        width=bytes_per_feature,
+    )
+
+
+def content_bytes(job: Job, settings: Settings) -> float:
+    """Memory for the content that is painted and for the one that is read next."""
+    if settings.size != "full" and is_far_larger(job.size, max(target_size(*job.size, settings))):
+        return DECODED_BYTES * job.pixels  # of which little is kept
+    return (DECODED_BYTES + 2 * FLOAT_BYTES) * job.pixels
 
 
 def operations(job: Job, settings: Settings) -> float:
@@ -79,22 +78,12 @@ def too_many_pixels(job: Job, limit: int) -> str | None:
 
 
 def too_large(job: Job, settings: Settings, bytes_per_feature: int, memory: float) -> str | None:
-    """Why a picture does not fit in so many bytes, and which size would; None when it fits."""
-    needed = peak_bytes(job, settings, bytes_per_feature)
-    if needed <= memory:
-        return None
-    fixed = PROCESS_BYTES + CONTENT_BYTES * job.pixels
-    width, height = target_size(*job.size, settings)
-    text = f"{job.content} would need about {gigabytes(needed)} of memory for {width}×{height} px; "
-    text += f"there are {gigabytes(memory)}."
-    share = max(0.0, (memory - fixed) / (needed - fixed))  # of the pixels
-    fits = int(0.99 * max(width, height) * share**0.5)  # a little less: sides are rounded
-    return text + (f" Use --size {fits} or less." if fits >= 16 else " Make the picture smaller first.")
-
-
-def gigabytes(count: float) -> str:
-    """Bytes in words: `3.2 GB`."""
-    return f"{count / 1e9:.1f} GB"
+    """Why a picture does not fit in so many bytes, not even in tiles, and which size would; None when it fits."""
+    try:
+        _plan(job, settings, bytes_per_feature, memory)
+    except InputError as error:
+        return f"{job.content}: {error}"
+    return None
 
 
 # ---- this machine -------------------------------------------------------------------------------------
@@ -105,39 +94,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def memory() -> float:
-    """Bytes of memory that this process and its children may use in all; infinite when nobody tells."""
-    limits = [_number(path) for path in _limit_files()]
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        limits.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
-    return min((limit for limit in limits if limit > 0), default=float("inf"))
-
-
-def _limit_files() -> list[Path]:
-    """Where Linux keeps the limits of containers and of jobs under Slurm (control groups, both versions)."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    files = []
-    for _, controllers, group in (line.split(":", 2) for line in lines):
-        if not controllers:
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        files += [root / part.lstrip("/") / name for part in ("", group)]
-    return files
-
-
-def _number(path: Path) -> float:
-    try:
-        return float(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0.0
 
 
 def share_out(

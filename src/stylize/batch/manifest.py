@@ -22,12 +22,11 @@ from typing import IO, Any, Literal
 
 from stylize.batch.plan import MARK, Job
 from stylize.errors import OutputError, PictureError, SaveError
-from stylize.images import read_picture, read_record
-from stylize.settings import Settings
+from stylize.images import DEFAULT_MAX_PIXELS, read_picture, read_record
+from stylize.settings import NAMED_STARTS, NAMED_WEIGHTS, Settings
 
 # What `images.save_picture` writes before it renames: .NAME.PROCESS.RANDOM.tmp, NAME cut to 40 characters.
 _TEMPORARY = re.compile(r"\.(?P<name>.{1,40})\.\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
-NOT_FILES = frozenset({"content", "noise", "style", "embedded", "torchvision"})  # of init and weights
 _WRITING_S = 3600.0  # a temporary file of this age belongs to no shard that is still at work
 
 
@@ -197,8 +196,8 @@ class Choices:
     def of(cls, settings: Settings, styles: Iterable[Path]) -> Choices:
         """Read what there is to be read. The device is left out: a run may be finished on another machine."""
         choices = _comparable(settings.as_dict())
-        for name in ("init", "weights"):
-            if choices[name] not in NOT_FILES:
+        for name, words in (("init", NAMED_STARTS), ("weights", NAMED_WEIGHTS)):
+            if choices[name] not in words:
                 choices[name] = file_hash(Path(choices[name])) or choices[name]
         hashes = tuple(file_hash(style) for style in styles)
         text = json.dumps(choices | {"styles": hashes}, sort_keys=True)
@@ -218,14 +217,14 @@ def output_is_whole(entry: Entry, job: Job) -> bool:
     return entry.output_sha256 is not None and entry.output_sha256 == file_hash(job.out)
 
 
-def adopted(job: Job, choices: Choices) -> Entry | None:
+def adopted(job: Job, choices: Choices, max_pixels: int = DEFAULT_MAX_PIXELS) -> Entry | None:
     """A line about an output that was written whole before its line could be; None when it is another's.
 
     What the picture says of itself must be what this run would say of it, and all of it must be there.
     """
     try:
         record = read_record(job.out)
-        read_picture(job.out)
+        read_picture(job.out, max_pixels=max_pixels)
     except PictureError:
         return None
     content = file_hash(job.content)

@@ -90,13 +90,16 @@ def make_plan(
     Raises:
         PictureError: when there is no such folder, or no picture in it.
         SettingsError: when folders and pictures are mixed as styles.
-        OutputError: for an unknown format, or when an original would be overwritten.
+        OutputError: for an unknown format, when an original would be overwritten, or for a file as `out`.
     """
     if suffix not in WRITE_FORMATS:
         raise OutputError(f"{suffix!r} is no format that can be written. Formats: {', '.join(WRITE_FORMATS)}.")
     content, out = content.resolve(), out.resolve()
     if content == out:
         raise OutputError(f"{out} is the folder of the originals. Choose another output folder.")
+    in_the_way = next(each for each in (out, *out.parents) if os.path.exists(each))  # noqa: PTH110 - it never raises
+    if not in_the_way.is_dir():
+        raise OutputError(f"{in_the_way} is a file, and the output has to be a folder. Choose another --out.")
     found, ignored = _search(content, out)
     groups, unsuited = _style_groups([style.resolve() for style in styles], out)
     chosen = [each for each in found if _is_chosen(each.relative, include, exclude)]

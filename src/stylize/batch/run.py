@@ -18,7 +18,6 @@ from stylize.batch.estimate import (
     cores,
     feature_bytes,
     measured_speed,
-    memory,
     operations,
     peak_bytes,
     share_out,
@@ -36,7 +35,7 @@ from stylize.batch.manifest import (
     read_entries,
     sweep,
 )
-from stylize.batch.plan import READERS, Job, Plan, check_shard, in_shard
+from stylize.batch.plan import MARK, READERS, Job, Plan, check_shard, in_shard
 from stylize.batch.report import (
     BatchListener,
     BatchOutcome,
@@ -50,7 +49,7 @@ from stylize.batch.report import (
 from stylize.errors import OutputError, RunError, SaveError, SettingsError
 from stylize.events import Event, Notice
 from stylize.images import DEFAULT_MAX_PIXELS
-from stylize.nst.device import choose_device
+from stylize.nst.device import choose_device, memory
 from stylize.settings import Settings, did_you_mean
 
 ENGINES = ("auto", "inline", "processes", "ray")
@@ -103,6 +102,7 @@ def run_folder(
     run = _Run(plan, settings, choice, crew, listen, stop)
     if choice.dry_run:
         return run.forecast()
+    run.check_unmarked()
     with Manifest(plan.out, choice.shard) as manifest:
         run.survey()
         return run.paint(manifest, open_painter)
@@ -197,19 +197,37 @@ class _Run:
     interrupted: bool = False
     choices: dict[tuple[object, ...], Choices] = field(default_factory=dict)
 
+    def check_unmarked(self) -> None:
+        """Refuse a folder of other files before a manifest in it marks it as an output folder.
+
+        Raises:
+            OutputError: when an output's name is taken by a file that is none of ours.
+        """
+        if (self.plan.out / MARK).exists():
+            return
+        jobs = [job for job in self._own_jobs() if os.path.lexists(job.out)]
+        self._learn_choices(jobs)
+        self._check_spares_others(job for job in jobs if self._state(job) is None)
+
+    def _own_jobs(self) -> list[Job]:
+        shard = self.choice.shard
+        return [job for job in self.plan.jobs if shard is None or in_shard(job, shard)]
+
+    def _learn_choices(self, jobs: Iterable[Job]) -> None:
+        for styles in dict.fromkeys(job.styles for job in jobs):
+            self.choices[styles] = self.choices.get(styles) or Choices.of(self.settings, styles)
+
     def survey(self) -> None:
         """Sort the pictures into what is done, what has failed, and what is to be painted.
 
         Raises:
             OutputError: when an output's name is taken by a file that is none of ours.
         """
-        shard = self.choice.shard
-        jobs = [job for job in self.plan.jobs if shard is None or in_shard(job, shard)]
+        jobs = self._own_jobs()
         if not self.choice.dry_run:
-            sweep(jobs, shared=shard is not None)
+            sweep(jobs, shared=self.choice.shard is not None)
         self.entries = read_entries(self.plan.out)
-        for styles in dict.fromkeys(job.styles for job in jobs):
-            self.choices[styles] = Choices.of(self.settings, styles)
+        self._learn_choices(jobs)
         with ThreadPoolExecutor(READERS) as pool:
             states = list(pool.map(self._state, jobs))
         todo = []
@@ -226,12 +244,16 @@ class _Run:
         self._check_spares_others(todo)
         self.todo = {job.name: job for job in _in_order(todo)}
 
+    @property
+    def _max_pixels(self) -> int:
+        return self.choice.max_pixels or DEFAULT_MAX_PIXELS
+
     def _state(self, job: Job) -> Entry | None:
         """The line that holds for a picture; None when it is to be painted."""
         choices = self.choices[job.styles]
         entry = self.entries.get(job.name)
         if entry is None or not is_about(entry, job, choices):
-            return adopted(job, choices) if job.out.exists() else None
+            return adopted(job, choices, self._max_pixels) if job.out.exists() else None
         if entry.status == "failed":
             return None if self.choice.retry_failed else entry
         return entry if output_is_whole(entry, job) else None

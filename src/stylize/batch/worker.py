@@ -19,10 +19,12 @@ from typing import BinaryIO
 from stylize.batch.engines import HANDS, READY, Attempts, Failed, Throttle
 from stylize.batch.plan import Job
 from stylize.events import Event
+from stylize.process import prepare
 
 
 def main() -> None:
     """Paint what comes in."""
+    prepare()
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a job, as Slurm does
         signal.signal(number, signal.SIG_IGN)
     inbox, outbox = sys.stdin.buffer, _take_stdout()

@@ -1,9 +1,11 @@
-"""Which device paints, and in which precision."""
+"""Which device paints, in which precision, and how much memory there is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -88,3 +90,53 @@ def _cpu_has_bf16() -> bool:
         if supported is not None and supported():
             return True
     return False
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that this process may use on a device, those that it uses already among them; infinite if nobody tells.
+
+    Of a Mac's GPU, which shares the machine's memory, that is the machine's.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return float(free + torch.cuda.memory_reserved(device))
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:  # not Linux: what other programs use is not known
+        return memory()
+    available = next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    return min(memory(), available + pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def memory() -> float:
+    """Bytes of memory that this process and its children may use in all; infinite when nobody tells."""
+    limits = [_number(path) for path in _limit_files()]
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    return min((limit for limit in limits if limit > 0), default=float("inf"))
+
+
+def _limit_files() -> list[Path]:
+    """Where Linux keeps the limits of containers and of jobs under Slurm (control groups, both versions)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    files = []
+    for _, controllers, group in (line.split(":", 2) for line in lines):
+        if not controllers:
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        files += [root / part.lstrip("/") / name for part in ("", group)]
+    return files
+
+
+def _number(path: Path) -> float:
+    try:
+        return float(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0.0

@@ -88,6 +88,8 @@ class Normalize(nn.Module):
 class L2Pool(nn.Module):
     """The root of the mean square of 2 × 2 values (Hénaff and Simoncelli 2016 pool alike)."""
 
+    kernel_size = stride = 2
+
     def forward(self, features: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C, H // 2, W // 2]."""
         tiny = 1e-8 if features.dtype == torch.float64 else 1e-6  # keeps the root's slope finite at zero
@@ -147,6 +149,14 @@ class Vgg19(nn.Sequential):
         if name.startswith("relu"):
             return nn.ReLU(inplace=name.replace("relu", "conv") not in wanted)
         return {"max": nn.MaxPool2d(2), "avg": nn.AvgPool2d(2), "l2": L2Pool()}[pooling]
+
+
+def skeleton(layers: Iterable[str]) -> Vgg19:
+    """The network down to the deepest of `layers` without its weights: to ask for its shape."""
+    empty = {}
+    for name, shape in zip(CONVOLUTIONS, _shapes(), strict=True):
+        empty[name] = torch.empty(shape, device="meta"), torch.empty(shape[0], device="meta")
+    return Vgg19(Weights("none", CAFFE, "", empty), layers)
 
 
 def minimum_size(layers: Iterable[str]) -> int:
