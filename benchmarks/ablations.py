@@ -150,10 +150,10 @@ def _carry(coarse: Search, fine: Search) -> None:
 
     target._order = list(range(len(source._order)))
     for slot, old in enumerate(source._order):
-        target._vectors[slot] = moved(source._vectors[old], 1 / gain)
-        target._vectors[target._slots + slot] = moved(source._vectors[source._slots + old], gain)
-    vectors = target._vectors.double()
-    target._products = (vectors @ vectors.t()).cpu()
+        target._rows[2 * slot] = moved(source._rows[2 * old], 1 / gain)
+        target._rows[2 * slot + 1] = moved(source._rows[2 * old + 1], gain)
+    rows = target._rows.double()
+    target._products[:-1, :-1] = (rows @ rows.t()).cpu()
 
 
 def table(title: str, rows: Iterator[tuple[str, list[float], float]], unit: float) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, TypeAlias
 
 import pytest
@@ -12,7 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from stylize.nst import lbfgs as module
 from stylize.nst.lbfgs import Lbfgs
+from stylize.nst.objective import Losses
+from stylize.nst.optimize import Search
+from stylize.settings import Settings
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -182,6 +189,16 @@ def test_at_a_minimum_nothing_moves() -> None:
     losses, _ = run.steps(5)
     assert losses == [0.0] * 5
     assert torch.equal(run.point, torch.zeros(5, dtype=torch.float64))
+
+
+def test_torchs_compiler_is_not_loaded() -> None:
+    """Which takes a second; the first of torch's own optimisers loads it."""
+    code = (
+        "import sys, torch; from stylize.nst.lbfgs import Lbfgs; x = torch.ones(3, requires_grad=True);"
+        "optimizer = Lbfgs([x], first_step=0.1); optimizer.step(lambda: (x.square().sum().backward(), x[0])[1]);"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # The closure
@@ -419,8 +436,18 @@ def test_bfloat16_history_takes_two_bytes_a_value(dtype: torch.dtype) -> None:
     sizes = {}
     for history_dtype in (None, torch.bfloat16):
         run = Run(lambda x: (x**2).sum(), randn(1000, dtype=dtype), history_dtype=history_dtype, history=10)
-        sizes[history_dtype] = run.optimizer._vectors.untyped_storage().nbytes()
+        sizes[history_dtype] = run.optimizer._rows.untyped_storage().nbytes()
     assert sizes[torch.bfloat16] * dtype.itemsize == 2 * sizes[None]
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("auto", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
+def test_precision_of_the_history_is_a_setting(precision: Any, dtype: torch.dtype) -> None:
+    chosen = Settings(history_precision=precision)
+    search = Search(lambda image: Losses(image.sum(), {}), torch.zeros(1, 3, 8, 8), chosen)
+    assert isinstance(search.optimizer, Lbfgs)
+    assert search.optimizer._rows.dtype == dtype
 
 
 @pytest.mark.parametrize("n", [200, 10_000])
@@ -433,11 +460,43 @@ def test_bfloat16_history_still_converges(n: int) -> None:
     assert losses[-1] < 1e-4 * losses[0]
 
 
-def test_history_does_not_grow() -> None:
+def test_memory_is_twice_the_history_and_two_vectors_more() -> None:
+    """And does not grow: 8 bytes a value, whatever happens on the way down."""
     run = Run(quadratic(30, 100), randn(30), history=4)
-    before = run.optimizer._vectors.untyped_storage().nbytes()
-    run.steps(20)
-    assert run.optimizer._vectors.untyped_storage().nbytes() == before == (2 * (4 + 1) + 1) * 30 * 8
+    for _ in range(20):
+        run.step()
+        held = {id(tensor): tensor for tensor in vars(run.optimizer).values() if isinstance(tensor, Tensor)}
+        lengths = [tensor.numel() for tensor in held.values() if tensor.shape[-1:] == (30,)]
+        assert sum(lengths) == (2 * 4 + 2 + 1) * 30  # with the parameter
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_length_of_the_pieces_does_not_matter(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None) -> None:
+    """Up to rounding: the sums are taken in another order."""
+    function, start = quadratic(50, 100), randn(50)
+    _, whole = Run(function, start, history=4, history_dtype=dtype).steps(12)
+    monkeypatch.setattr(module, "PIECE", 7)
+    _, pieces = Run(function, start, history=4, history_dtype=dtype).steps(12)
+    torch.testing.assert_close(torch.stack(pieces), torch.stack(whole), rtol=1e-8, atol=1e-8 * rms(start))
+
+
+def test_best_point_is_kept_while_worse_ones_are_accepted() -> None:
+    """Mild rises are accepted; what is not finite then leads back behind all of them."""
+    losses = iter([5.0, 4.0, 4.1, 4.2, 4.3, math.nan, 4.0])
+    x = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    optimizer = Lbfgs([x], first_step=0.1)
+    points = []
+
+    def closure() -> Tensor:
+        points.append(x.detach().clone())
+        x.grad = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+        return torch.tensor(next(losses), dtype=torch.float64)
+
+    for _ in range(7):
+        optimizer.step(closure)
+    assert optimizer.counters.restarts == 1
+    assert torch.equal(points[6], points[1])
+    assert not torch.equal(points[4], points[1])
 
 
 def test_reset_makes_the_next_step_a_first_step() -> None:
@@ -481,6 +540,66 @@ def test_what_cannot_work_is_refused_at_once(parameters: list[Tensor], options: 
         Lbfgs(parameters, **{"first_step": 0.1, **options})
 
 
-def test_state_is_not_offered() -> None:
-    with pytest.raises(NotImplementedError):
-        Run(quadratic(5, 10), randn(5)).optimizer.state_dict()
+# The state
+
+
+def halves(
+    function: Function, start: Tensor, first: int, second: int, **options: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The points after `first` steps of one run, and of another optimiser that goes on from its state."""
+    run = Run(function, start, **options)
+    run.steps(first)
+    state, point = deepcopy(run.optimizer.state_dict()), run.point
+    _, expected = run.steps(second)
+    other = Run(function, point, **options)
+    other.optimizer.load_state_dict(state)
+    _, found = other.steps(second)
+    assert other.optimizer.counters == run.optimizer.counters
+    assert other.optimizer.loss == run.optimizer.loss
+    return found, expected
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("history_dtype", [None, torch.bfloat16])
+def test_steps_from_a_state_are_the_same_bit_for_bit(first: int, history_dtype: torch.dtype | None) -> None:
+    found, expected = halves(quadratic(20, 100), randn(20), first, 8, history=4, history_dtype=history_dtype)
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+
+
+@pytest.mark.parametrize("first", range(1, 14))
+def test_state_holds_what_went_wrong(first: int) -> None:
+    """A step taken back, restarts, and a best point behind mild rises."""
+
+    def walled(x: Tensor) -> Tensor:
+        loss = (x**4).sum() + 3 * torch.sin(5 * x).sum() + 20
+        return loss * math.nan if float(x.detach().square().sum()) > 8 else loss
+
+    start = randn(6, seed=8)
+    options: dict[str, Any] = {"first_step": 0.2, "max_rise": 0.3}
+    whole = Run(walled, start, **options)
+    whole.steps(14)
+    assert whole.optimizer.counters.rejected_steps == 1
+    assert whole.optimizer.counters.restarts == 2
+    found, expected = halves(walled, start, first, 14, **options)
+    assert torch.equal(torch.stack(found), torch.stack(expected))
+
+
+def test_taking_a_state_changes_nothing() -> None:
+    function, start = quadratic(20, 100), randn(20)
+    _, expected = Run(function, start).steps(8)
+    run = Run(function, start)
+    for point in expected:
+        run.optimizer.state_dict()
+        run.step()
+        assert torch.equal(run.point, point)
+
+
+@pytest.mark.parametrize(
+    ("n", "options"), [(9, {}), (8, {"history": 5}), (8, {"history_dtype": torch.bfloat16})]
+)
+def test_state_of_another_optimiser_is_refused(n: int, options: dict[str, Any]) -> None:
+    run = Run(quadratic(8, 10), randn(8), history=4)
+    run.steps(3)
+    other = Run(quadratic(n, 10), randn(n), **{"history": 4, **options})
+    with pytest.raises(ValueError, match="not that of an L-BFGS with"):
+        other.optimizer.load_state_dict(run.optimizer.state_dict())

@@ -340,7 +340,7 @@ def test_penalty_keeps_the_picture_in_range(tiny_weights: Weights) -> None:
         images: list[Tensor] = []
 
         def recorded(image: Tensor) -> Losses:
-            images.append(image.detach())
+            images.append(image.detach().clone())
             return objective(image)
 
         optimize(recorded, picture(16, 20), settings, StopRule(60))

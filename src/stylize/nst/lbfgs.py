@@ -2,28 +2,36 @@
 
 The direction is the two-loop recursion of Nocedal (1980), carried out on coefficients instead of vectors
 (Chen, Wang and Zhou 2014, "Large-scale L-BFGS using MapReduce"): every vector in it is a combination of the
-stored steps, gradient differences and the gradient, so that one matrix product gives all the inner products
-and another one the step. On a picture there is no line search: a step of length 1 is almost always good, and
-one that is not is taken back.
+stored steps, gradient differences and the gradient, so that one reading of the block gives all the inner
+products and another one the step. On a picture there is no line search: a step of length 1 is almost always
+good, and one that is not is taken back.
+
+For n variables there are 2·history·n numbers of the memory and 2·n of the last accepted point and its gradient.
+Both readings go through the vectors piece by piece, so that nothing else as long as the variables is made.
 
 Differences from torch.optim.LBFGS: the first step has a length that the caller names in its own units, not
 1/|g|₁; the step that is remembered is the one that was made, after any projection; curvature is judged
 relative to the vectors' lengths; the history is stored once, in one block; there is one device
-synchronisation an iteration.
+synchronisation an iteration; the state can be saved.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 Closure = Callable[[], Tensor]
+
+# Values of each vector that are worked on at a time. On a processor they should stay in its second cache: at 1.8
+# million variables that saves a quarter of the time, with a history in bfloat16 two thirds. Elsewhere it is the
+# number of launches that counts.
+PIECE = 1 << 15
+PIECE_ELSEWHERE = 1 << 22
 
 
 @dataclass
@@ -35,8 +43,10 @@ class Counters:
     restarts: int = 0  # returns to the best point with an empty memory
 
 
-class Lbfgs(Optimizer):
+class Lbfgs:
     """L-BFGS on one parameter tensor; `step(closure)` evaluates once and moves once.
+
+    It is no torch.optim.Optimizer, whose first instance loads torch's compiler: a second for every process.
 
     The caller may change the parameter between two steps, to project it onto bounds say: the step that is
     remembered is the one that was made in all.
@@ -70,7 +80,6 @@ class Lbfgs(Optimizer):
             raise ValueError(f"history is {history}; L-BFGS needs at least 1 pair.")
         if not first_step > 0:
             raise ValueError(f"first_step is {first_step}; it must be above 0.")
-        super().__init__(params, {})
         self.first_step = first_step
         self.history = history
         self.max_rise = max_rise
@@ -80,17 +89,15 @@ class Lbfgs(Optimizer):
         self.step_rms = 0.0  # RMS of the last measured step
         self.fetched: list[float] = []  # the last closure's numbers, on the host
         self._parameter = params[0]
-        n = self._parameter.numel()
-        dtype = history_dtype or self._parameter.dtype
-        slots = history + 1  # one is always free for the pair that is being judged
-        # Rows: `slots` steps, `slots` gradient differences, the gradient.
-        self._vectors = torch.zeros(2 * slots + 1, n, dtype=dtype, device=self._parameter.device)
-        self._products = torch.zeros(2 * slots + 1, 2 * slots + 1, dtype=torch.float64)  # of the rows, on the host
-        self._slots = slots
-        self._order: list[int] = []  # slots in use, oldest first
-        self._previous = torch.empty_like(self._flat)  # the last accepted point
-        self._gradient = torch.empty_like(self._flat)  # the gradient there
-        self._best = self._flat.clone()  # the point of the lowest loss
+        # Slot k has a step in row 2·k and its gradient difference in row 2·k + 1.
+        shape = (2 * history, self._parameter.numel())
+        self._rows = torch.zeros(shape, dtype=history_dtype or self._flat.dtype, device=self._flat.device)
+        # Their inner products, and those with the gradient, which comes last; on the host.
+        self._products = torch.zeros(2 * history + 1, 2 * history + 1, dtype=torch.float64)
+        self._order: list[int] = []  # slots in use, oldest first: always the first ones of all
+        self._previous = torch.zeros_like(self._flat)  # the last accepted point
+        self._gradient = torch.zeros_like(self._flat)  # the gradient there
+        self._best: Tensor | None = None  # the point of the lowest loss, when that is not `_previous`
         self._best_loss = math.inf
         self._trusted = False  # is `_gradient` the gradient of the loss at `_previous`?
         self._shorten = 1.0  # after steps that were taken back
@@ -100,8 +107,13 @@ class Lbfgs(Optimizer):
     def _flat(self) -> Tensor:
         return self._parameter.detach().view(-1)
 
+    @property
+    def _used(self) -> Tensor:
+        """The rows that hold pairs."""
+        return self._rows[: 2 * len(self._order)]
+
     @torch.no_grad()
-    def step(  # type: ignore[override]
+    def step(
         self, closure: Closure, trusted: Callable[[Sequence[float]], bool] | None = None
     ) -> Tensor:
         """Evaluate the closure at the present point, learn from it, and move on.
@@ -121,17 +133,13 @@ class Lbfgs(Optimizer):
             raise ValueError("The closure left no gradient.")
         gradient = self._parameter.grad.detach().view(-1)
         has_pair = math.isfinite(self.loss)
-        self._measure(numbers, gradient, has_pair)
+        products = self._measure(numbers, gradient, has_pair)
         value = self.fetched[0]
         is_trusted = trusted is None or trusted(self.fetched)
-        if not math.isfinite(value + float(self._products[-1, -1])):
+        if not math.isfinite(value + float(products[-1, -1])):
             self._restart()
             return numbers
-        if has_pair:
-            self._judge_pair(is_trusted)
-        if value < self._best_loss:
-            self._best_loss = value
-            self._best.copy_(self._flat)
+        self._enter(products, self._keep_pair(products, gradient, is_trusted) if has_pair else None)
         if has_pair and value > self.loss + self.max_rise * abs(self.loss):
             self._take_back()
         else:
@@ -142,43 +150,106 @@ class Lbfgs(Optimizer):
     def reset(self) -> None:
         """Forget all pairs: the next step is a first step."""
         self._order.clear()
+        self._products[:-1] = self._products[:, :-1] = 0
 
-    def _measure(self, numbers: Tensor, gradient: Tensor, has_pair: bool) -> None:
-        """Store the pair under judgement and the gradient; fetch the closure's numbers and all new products."""
-        s = self._free_slot()
-        y = self._slots + s
-        if has_pair:
-            torch.sub(self._flat, self._previous, out=self._vectors[s])
-            torch.sub(gradient, self._gradient, out=self._vectors[y])
-        self._vectors[-1].copy_(gradient)
-        rows = [s, y, len(self._vectors) - 1]
-        products = _products(self._vectors, self._vectors[rows])  # [2·slots + 1, 3]
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the parameter itself, as numbers, lists and tensors, which are not copies."""
+        return {
+            "rows": self._used,
+            "order": list(self._order),
+            "products": self._products,
+            "previous": self._previous,
+            "gradient": self._gradient,
+            "best": self._best,
+            "counters": asdict(self.counters),
+            **{name: getattr(self, name) for name in _NUMBERS},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state; with the parameter as it then was, every step is the same bit for bit.
+
+        Raises:
+            ValueError: when it is the state of an optimiser of another size, history or dtype.
+        """
+        rows, best = state_dict["rows"], state_dict["best"]
+        length = self._flat.numel()
+        if rows.dtype != self._rows.dtype or rows.shape[1:] != (length,) or len(state_dict["products"]) != len(
+            self._products
+        ):
+            raise ValueError(f"The state is not that of an L-BFGS with {self.history} pairs of {length} values.")
+        self._order = list(state_dict["order"])
+        self._used.copy_(rows)
+        self._products.copy_(state_dict["products"])
+        self._previous.copy_(state_dict["previous"])
+        self._gradient.copy_(state_dict["gradient"])
+        self._best = None if best is None else best.to(self._previous, copy=True)
+        self.counters = Counters(**state_dict["counters"])
+        for name in _NUMBERS:
+            setattr(self, name, state_dict[name])
+
+    def _measure(self, numbers: Tensor, gradient: Tensor, has_pair: bool) -> Tensor:
+        """Fetch the closure's numbers, and the products of what is new with the stored rows and with itself.
+
+        New are step, gradient difference and gradient, or the gradient alone.
+        """
+
+        def new(piece: slice) -> list[Tensor]:
+            g = gradient[piece]
+            pair = [self._flat[piece] - self._previous[piece], g - self._gradient[piece]] if has_pair else []
+            return [*pair, g]
+
+        products = self._inner_products(new)
         numbers = numbers.detach().view(-1).to(products.dtype)
         fetched = torch.cat([products.flatten(), numbers]).tolist()  # the one synchronisation
         self.fetched = fetched[products.numel() :]
-        table = torch.tensor(fetched[: products.numel()], dtype=torch.float64).view(-1, 3)
-        self._products[:, rows] = table
-        self._products[rows, :] = table.t()
+        return torch.tensor(fetched[: products.numel()], dtype=torch.float64).view(products.shape)
 
-    def _free_slot(self) -> int:
-        return next(slot for slot in range(self._slots) if slot not in self._order)
+    def _inner_products(self, vectors: Callable[[slice], list[Tensor]]) -> Tensor:
+        """Inner products [R + K, K] of the R rows in use, and of K vectors themselves, with the K vectors."""
+        parts = []
+        for piece in self._pieces():
+            new = torch.stack(vectors(piece))  # [K, piece]
+            rows = self._used[:, piece].to(new.dtype)
+            # Three products with a vector are faster than one with a matrix of three columns.
+            parts.append(torch.stack([torch.cat([rows.mv(vector), new.mv(vector)]) for vector in new], dim=1))
+        return torch.stack(parts).sum(0)
 
-    def _judge_pair(self, trusted: bool) -> None:
-        """Keep the pair in the free slot if it tells of positive curvature; make room for the next."""
-        free = self._free_slot()
-        y = self._slots + free
-        step_square, difference_square = float(self._products[free, free]), float(self._products[y, y])
+    def _pieces(self) -> Iterator[slice]:
+        length = PIECE if self._flat.device.type == "cpu" else PIECE_ELSEWHERE
+        return (slice(start, start + length) for start in range(0, self._flat.numel(), length))
+
+    def _keep_pair(self, products: Tensor, gradient: Tensor, trusted: bool) -> int | None:
+        """Store the new pair if it tells of positive curvature; its slot, or None when it is dropped."""
+        step_square, difference_square = float(products[-3, 0]), float(products[-2, 1])
         self.step_rms = math.sqrt(step_square / self._flat.numel())
-        curvature = float(self._products[free, y])
-        useful = curvature > self.min_curvature * math.sqrt(step_square * difference_square)
+        useful = float(products[-3, 1]) > self.min_curvature * math.sqrt(step_square * difference_square)
         if not (trusted and self._trusted and useful):
             self.counters.dropped_pairs += 1
-            return
-        self._order.append(free)
-        if len(self._order) > self.history:
-            self._order.pop(0)
+            return None
+        slot = self._order.pop(0) if len(self._order) == self.history else len(self._order)
+        self._order.append(slot)
+        torch.sub(self._flat, self._previous, out=self._rows[2 * slot])
+        torch.sub(gradient, self._gradient, out=self._rows[2 * slot + 1])
+        return slot
+
+    def _enter(self, products: Tensor, slot: int | None) -> None:
+        """Note the products of the gradient, and of a pair that was kept, in the table."""
+        new = products.shape[1]
+        columns = torch.zeros(len(self._products), new, dtype=torch.float64)
+        columns[: len(products) - new] = products[:-new]
+        columns[-1] = products[-1]
+        rows = [len(columns) - 1]
+        if slot is not None:
+            columns[2 * slot : 2 * slot + 2] = products[-3:-1]  # also where the oldest pair has made room
+            rows = [2 * slot, 2 * slot + 1, *rows]
+        self._products[rows] = columns[:, -len(rows) :].t()
+        self._products[:, rows] = columns[:, -len(rows) :]
 
     def _accept(self, value: float, gradient: Tensor, trusted: bool) -> None:
+        if value <= self._best_loss:
+            self._best_loss, self._best = value, None
+        elif self._best is None:  # the best point so far is the one that is about to be replaced
+            self._best = self._previous.clone()
         self.loss = value
         self._previous.copy_(self._flat)
         self._gradient.copy_(gradient)
@@ -190,16 +261,15 @@ class Lbfgs(Optimizer):
         self.counters.rejected_steps += 1
         self._shorten *= 0.25
         self._flat.copy_(self._previous)
-        self._vectors[-1].copy_(self._gradient)
-        products = _products(self._vectors, self._vectors[-1:]).flatten().double().cpu()
-        self._products[-1, :] = self._products[:, -1] = products
+        products = self._inner_products(lambda piece: [self._gradient[piece]])
+        self._enter(products.cpu().double(), None)
 
     def _restart(self) -> None:
         """Return to the best point with an empty memory; each time with half the first step."""
         self.counters.restarts += 1
         self._restarting *= 0.5
-        self._flat.copy_(self._best)
-        self._vectors.zero_()  # a coefficient of 0 would not silence a row that is not finite
+        if math.isfinite(self._best_loss):  # else there was no step yet
+            self._flat.copy_(self._previous if self._best is None else self._best)
         self.loss = math.inf
         self.reset()
 
@@ -208,21 +278,27 @@ class Lbfgs(Optimizer):
         if slope >= 0 and self._order:  # the memory lies: steepest descent instead
             self.reset()
             coefficients, slope = self._direction()
-        self._flat.add_((coefficients * self._shorten).to(self._vectors) @ self._vectors)
+        coefficients *= self._shorten
+        downhill = float(coefficients[-1])
+        shares = coefficients[: len(self._used)].to(self._flat)
+        for piece in self._pieces():
+            move = self._gradient[piece] * downhill
+            move.addmv_(self._used[:, piece].to(move.dtype).t(), shares)
+            self._flat[piece].add_(move)
 
     def _direction(self) -> tuple[Tensor, float]:
-        """The step as coefficients of the stored vectors [2·slots + 1], and its slope along the gradient."""
+        """The step as coefficients [2·history + 1] of the rows and the gradient, and its slope."""
         products = self._products
         coefficients = torch.zeros(len(products), dtype=torch.float64)
         coefficients[-1] = -1.0  # minus the gradient
         alphas: dict[int, float] = {}
-        for s in reversed(self._order):
-            y = self._slots + s
+        for slot in reversed(self._order):
+            s, y = 2 * slot, 2 * slot + 1
             alphas[s] = float(products[s] @ coefficients / products[s, y])
             coefficients[y] -= alphas[s]
         coefficients *= self._initial_scale()
-        for s in self._order:
-            y = self._slots + s
+        for slot in self._order:
+            s, y = 2 * slot, 2 * slot + 1
             beta = float(products[y] @ coefficients / products[s, y])
             coefficients[s] += alphas[s] - beta
         return coefficients, float(products[-1] @ coefficients)
@@ -230,24 +306,12 @@ class Lbfgs(Optimizer):
     def _initial_scale(self) -> float:
         """γ of H₀ = γ·I: from the newest pair (Nocedal and Wright 2006, equation 7.20), or the first step."""
         if self._order:
-            s = self._order[-1]
-            y = self._slots + s
+            s, y = 2 * self._order[-1], 2 * self._order[-1] + 1
             return float(self._products[s, y] / self._products[y, y])
         norm = math.sqrt(float(self._products[-1, -1]))
         wanted = self.first_step * self._restarting * math.sqrt(self._flat.numel())
         return wanted / norm if norm > 0 else 0.0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Not offered: the memory belongs to one picture at one size."""
-        raise NotImplementedError("Lbfgs keeps no state that outlives its picture.")
 
-
-def _products(rows: Tensor, columns: Tensor) -> Tensor:
-    """Inner products [R, K] of rows [R, n] and columns [K, n], summed in at least float32."""
-    if rows.dtype in (torch.float32, torch.float64):
-        return rows @ columns.t()
-    run = 4096  # values whose 16-bit product is rounded to 16 bits once
-    n = rows.shape[1] - rows.shape[1] % run
-    left, right = (part[:, :n].unflatten(1, (-1, run)).transpose(0, 1) for part in (rows, columns))
-    total = torch.bmm(left, right.transpose(1, 2)).float().sum(0)
-    return total + (rows[:, n:].float() @ columns[:, n:].float().t())
+# What `state_dict` holds besides the vectors and the products.
+_NUMBERS = ("loss", "step_rms", "_best_loss", "_trusted", "_shorten", "_restarting")
