@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, ImageCms, ImageFile, JpegImagePlugin
 from PIL.PngImagePlugin import PngInfo
 
-from stylize.errors import InputError, OutputError, PictureError, SaveError
+from stylize.errors import InputError, OutputError, PictureError, SaveError, SettingsError
 from stylize.images import (
     DEFAULT_MAX_PIXELS,
     Picture,
@@ -153,6 +153,20 @@ def test_a_picture_is_read_upright(tmp_path: Path, orientation: int, suffix: str
     picture = read_picture(path)
     np.testing.assert_array_equal(levels(picture).round(), letters(ORIENTATIONS[1]))
     assert probe_size(path) == picture.size == (3, 2)
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+def test_a_tiff_that_pillow_decodes_is_read_upright(
+    tmp_path: Path, orientation: int, compression: str | None
+) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    image = Image.fromarray(letters(ORIENTATIONS[orientation])).convert("L").convert("P")
+    image.save(tmp_path / "x.tiff", exif=exif, compression=compression)
+    picture = read_picture(tmp_path / "x.tiff")
+    np.testing.assert_array_equal(levels(picture).round(), letters(ORIENTATIONS[1]))
+    assert probe_size(tmp_path / "x.tiff") == picture.size == (3, 2)
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
@@ -1255,6 +1269,14 @@ def test_settings_that_are_no_settings_are_not_read(tmp_path: Path) -> None:
     for value in (5, None, ["size"]):
         path = save_picture(ramp(), tmp_path / "x.png", record={"settings": value}, overwrite=True)
         with pytest.raises(PictureError, match=r"x\.png .* settings are missing"):
+            read_settings(path)
+
+
+def test_settings_of_a_newer_release_are_refused_with_its_file_and_release(tmp_path: Path) -> None:
+    for settings_ in ({"strokes": 7}, {"quality": "superb"}):
+        record = {"version": "9.9", "settings": settings_}
+        path = save_picture(ramp(), tmp_path / "x.png", record=record, overwrite=True)
+        with pytest.raises(SettingsError, match=r"x\.png: .*(strokes|superb).*9\.9"):
             read_settings(path)
 
 

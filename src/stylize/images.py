@@ -5,19 +5,25 @@ Here files, Pillow images and arrays become such a tensor, and such a tensor bec
 
 Nothing of Pillow's is changed for the rest of the process: no truncated files are allowed, and the limit
 on pixels is an argument. Transparent pictures are laid on white, with the plain sRGB values as browsers do.
+
+A picture may fill most of the memory. So there is never more than the file's own pixels, as they were decoded
+or are to be encoded, and one tensor of floats; all between the two is done for a few rows at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
+import math
 import os
 import secrets
 import struct
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -29,10 +35,11 @@ from PIL import ExifTags, Image, ImageCms, ImageFile
 from PIL.PngImagePlugin import PngInfo
 
 from stylize import __version__
-from stylize.errors import InputError, OutputError, PictureError, SaveError
-from stylize.settings import did_you_mean
+from stylize.errors import InputError, OutputError, PictureError, SaveError, SettingsError
+from stylize.settings import Settings, did_you_mean
 
 DEFAULT_MAX_PIXELS = 178_956_970  # where Pillow by itself refuses to open a picture
+MOST_SAMPLES = 8  # of a TIFF's pixel; thousands of them would fit into a small file, and into no memory
 
 # The formats of Pillow's that are read: pictures of pixels that are known by their first bytes. EPS, which
 # starts another program, and TGA, which text can be mistaken for, are left out. HEIF needs a plugin.
@@ -51,9 +58,15 @@ _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ANIMATED = ("PNG", "GIF", "WEBP", "AVIF")  # in others, further frames are previews and layers
 _PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK"}  # ICC's names and Pillow's
 _SOFTWARE = f"stylize {__version__}"
+BAND_PIXELS = 1 << 18  # that are converted at a time: 3 MB of floats, which a processor's cache can hold
+# A picture whose long side is more than FAR_LARGER times the one wanted is read smaller, but AMPLE times as large
+# as wanted: what is left to a better filter decides how the result looks.
+FAR_LARGER, AMPLE = 8, 4
 _EXIF_ROOM = 65_000  # characters of the record in a JPEG, whose EXIF block ends at 65,533 bytes
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Edges: TypeAlias = npt.NDArray[np.float64]
+Colours: TypeAlias = "Image.Image | Floats"  # 8 bits in mode L, RGB or CMYK; or [H, W, 1 or 3] in [0, 1]
 Source: TypeAlias = "str | os.PathLike[str] | Image.Image | torch.Tensor | npt.NDArray[Any]"
 
 
@@ -65,6 +78,7 @@ class Picture:
     alpha: torch.Tensor | None  # [1, 1, H, W] float32 in [0, 1]; None when opaque everywhere
     source: str  # the path as given, or what else it was
     notices: tuple[str, ...] = ()  # what the user should know: one sentence each
+    reduced_from: tuple[int, int] | None = None  # its width and height in the file, if it was read smaller
 
     @property
     def size(self) -> tuple[int, int]:
@@ -76,16 +90,29 @@ class Picture:
 class _Raw:
     """Pixels as a file has them: in its own colours, and not yet upright."""
 
-    pixels: Image.Image | Floats  # 8 bits in mode L, RGB or CMYK; or [H, W, 1 or 3] in [0, 1]
-    alpha: Floats | None  # [H, W, 1] in [0, 1]
+    size: tuple[int, int]  # width and height
+    rows: Callable[[int, int], tuple[Colours, Floats | None]]  # from, to -> colours, and alpha [h, W, 1] in [0, 1]
     profile: bytes | None  # ICC
     orientation: int  # as EXIF counts, 1 … 8
+    white: int = 1  # what 1 is in the file
+    shrunk: int = 1  # pixels of the file, along a side, of which its decoder has made one
+    size_before: tuple[int, int] | None = None  # of the file, if they are not one to one
+
+    @property
+    def full_size(self) -> tuple[int, int]:
+        """Width and height in pixels of the file."""
+        return self.size_before or self.size
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """Width and height of what there is of the picture: in a JPEG that was shrunk, less than whole pixels."""
+        return self.full_size[0] / self.shrunk, self.full_size[1] / self.shrunk
 
 
 # ---- reading ------------------------------------------------------------------------------------------
 
 
-def read_picture(source: Source, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
+def read_picture(source: Source, *, max_pixels: int = DEFAULT_MAX_PIXELS, long_side: int = sys.maxsize) -> Picture:
     """Read a file, a Pillow image, a tensor or an array as an upright sRGB picture.
 
     A file is known by its content, whatever its name says. Its orientation is applied, its colour profile
@@ -93,24 +120,59 @@ def read_picture(source: Source, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Pic
     [3, H, W] or [1, 3, H, W] in [0, 1]; an array is that too, or [H, W, 3] in floats or uint8 (0 … 255);
     both are taken as sRGB.
 
+    `long_side` is how large the picture will be used, in pixels. A file or an image that is more than 8 times as
+    large is read smaller, to save memory: averaged, and still at least 4 times as large as it will be used.
+
     Raises:
         PictureError: for a file that is missing, damaged, not a picture, or larger than `max_pixels`.
         InputError: for a tensor or array of another shape, dtype or range.
     """
     if isinstance(source, torch.Tensor):
-        return Picture(_in_range(_as_picture(source, "The tensor"), "The tensor"), None, "a tensor")
+        return Picture(_in_range(_from_tensor(source), "The tensor"), None, "a tensor")
     if isinstance(source, np.ndarray):
         return Picture(_in_range(_from_array(source), "The array"), None, "an array")
     if isinstance(source, Image.Image):
         notices: list[str] = []
         with _naming("The PIL image"):
             _check_pixels(source.size, max_pixels)
-            return _finish(_raw_image(source, notices), "a PIL image", notices)
+            return _finish(_raw_image(source, notices), "a PIL image", notices, long_side)
     if isinstance(source, (str, os.PathLike)):
-        return _read_file(os.fspath(source), max_pixels)
+        return _read_file(os.fspath(source), max_pixels, long_side)
     raise InputError(
         f"A picture cannot be a {type(source).__name__}. Give a path, a PIL image, a tensor or an array."
     )
+
+
+def read_mask(source: Source, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
+    """Read what `read_picture` reads as a mask: its tensor is [1, 1, H, W] in [0, 1], how far each place is chosen.
+
+    White chooses wholly, grey in part; of a picture that is transparent somewhere, what is opaque is chosen. A
+    tensor or array may also be [H, W] or [1, 1, H, W], in floats, in uint8 (0 … 255) or of truth values.
+
+    Raises:
+        PictureError, InputError: as `read_picture`.
+    """
+    if isinstance(source, (torch.Tensor, np.ndarray)) and _is_plane(source.shape):
+        source = _plane_as_picture(torch.from_numpy(np.array(source)) if isinstance(source, np.ndarray) else source)
+    picture = read_picture(source, max_pixels=max_pixels)
+    red, green, blue = picture.tensor.split(1, dim=1)
+    grey = green + 0.299 * (red - green) + 0.114 * (blue - green)  # ITU-R BT.601; of grey exactly itself
+    return replace(picture, tensor=grey if picture.alpha is None else picture.alpha, alpha=None)
+
+
+def _is_plane(shape: tuple[int, ...]) -> bool:
+    return len(shape) >= 2 and tuple(shape[:-2]) in ((), (1,), (1, 1))
+
+
+def _plane_as_picture(plane: torch.Tensor) -> torch.Tensor:
+    """[H, W] or [1, 1, H, W] as a grey picture [3, H, W] in floats."""
+    levels = plane / 255 if plane.dtype == torch.uint8 else plane.float() if plane.dtype == torch.bool else plane
+    return levels.reshape(1, *plane.shape[-2:]).expand(3, -1, -1)
+
+
+def is_far_larger(size: tuple[int, int], long_side: int) -> bool:
+    """Whether `read_picture` reads a file of this width and height smaller when it will be used at `long_side`."""
+    return max(size) > FAR_LARGER * long_side
 
 
 def read_suffixes() -> frozenset[str]:
@@ -135,10 +197,10 @@ def probe_size(path: str | os.PathLike[str]) -> tuple[int, int]:
         else:
             image = _identify(file, name)
             size, orientation = image.size, _orientation(image, [])
-    return (size[1], size[0]) if orientation >= 5 else size
+    return _turned(size, orientation)
 
 
-def _read_file(path: str, max_pixels: int) -> Picture:
+def _read_file(path: str, max_pixels: int, long_side: int) -> Picture:
     notices: list[str] = []
     with _opened(path) as file, _naming(path):
         raw = _raw_tiff(file, max_pixels, notices) if _is_tiff(file) else None
@@ -147,8 +209,20 @@ def _read_file(path: str, max_pixels: int) -> Picture:
             _check_pixels(image.size, max_pixels)
             if image.format in _ANIMATED and getattr(image, "is_animated", False):
                 notices.append("is animated; only its first frame is used")
+            size, shrunk = image.size, _let_decoder_shrink(image, long_side)
             raw = _raw_image(image, notices)
-        return _finish(raw, path, notices)
+            if shrunk > 1:
+                raw = replace(raw, shrunk=shrunk, size_before=size)
+        return _finish(raw, path, notices, long_side)
+
+
+def _let_decoder_shrink(image: Image.Image, long_side: int) -> int:
+    """Have a JPEG decoded at 1/2, 1/4 or 1/8, as long as that is ample; return the 2, 4 or 8, or 1."""
+    if not is_far_larger(image.size, long_side):
+        return 1
+    width, share = image.width, AMPLE * long_side / max(image.size)
+    drafted = image.draft(None, (max(1, math.ceil(width * share)), max(1, math.ceil(image.height * share))))
+    return 1 if drafted is None else round(width / drafted[1][2])
 
 
 @contextlib.contextmanager
@@ -213,7 +287,8 @@ def _identify(file: BinaryIO, path: str) -> ImageFile.ImageFile:
         factory, accept = Image.OPEN.get(name, (None, None))
         if factory is not None and accept is not None and accept(start) is True:
             file.seek(0)
-            return factory(file, path)
+            # With its path Pillow may map a file into memory, and mistake the sides of a TIFF that is not upright.
+            return factory(file, "" if name == "TIFF" else path)
     raise PictureError(
         f"{path} is not a picture, whatever its name says, or of a kind that is not read. "
         "Save it as PNG, JPEG, WebP or TIFF."
@@ -251,36 +326,46 @@ def _raw_image(image: Image.Image, notices: list[str]) -> _Raw:
     orientation = _orientation(image, notices)  # after `load`, which turns a TIFF upright
     profile = image.info.get("icc_profile")
     if image.mode.startswith(("I", "F")):
-        return _Raw(*_deep_grey(image), profile, orientation)
-    alpha = None
-    if image.has_transparency_data:
-        image = image.convert("LA" if image.mode in ("1", "L", "La", "LA") else "RGBA")
-        alpha = _unit(image.getchannel("A"))
+        white = 1 if image.mode == "F" else 65_535  # Pillow keeps 16 bits in mode I, too
+        return _Raw(image.size, functools.partial(_grey_rows, image, white), profile, orientation, white)
     if image.mode == "LAB":  # measures colour by itself; a profile would have nothing to add
+        profile = None
+    return _Raw(image.size, functools.partial(_image_rows, image), profile, orientation)
+
+
+def _image_rows(image: Image.Image, start: int, stop: int) -> tuple[Image.Image, Floats | None]:
+    """Some rows of an image of 8 bits."""
+    band, alpha = _cut(image, start, stop), None
+    if band.has_transparency_data:
+        band = band.convert("LA" if band.mode in ("1", "L", "La", "LA") else "RGBA")
+        alpha = _unit(band.getchannel("A"))
+    if band.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-        image, profile = _known(ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")), None
-    elif image.mode in ("1", "LA"):
-        image = image.convert("L")
-    elif image.mode not in ("L", "RGB", "CMYK"):
-        image = image.convert("RGB")
-    return _Raw(image, alpha, profile, orientation)
+        return _known(ImageCms.profileToProfile(band, lab, srgb, outputMode="RGB")), alpha
+    if band.mode in ("1", "LA"):
+        return band.convert("L"), alpha
+    return band if band.mode in ("L", "RGB", "CMYK") else band.convert("RGB"), alpha
 
 
-def _deep_grey(image: Image.Image) -> tuple[Floats, Floats | None]:
-    """Grey of 16 bits (modes I, I;16 …) or in floats (F), and its transparency."""
-    values = np.asarray(image)[..., None]
-    top = 1 if image.mode == "F" else 65_535  # Pillow keeps 16 bits in mode I, too
-    grey = values.astype(np.float32) / np.float32(top)
-    _check_values(grey, top)
+def _grey_rows(image: Image.Image, white: int, start: int, stop: int) -> tuple[Floats, Floats | None]:
+    """Some rows of grey of 16 bits (modes I, I;16 …) or in floats (F), and their transparency."""
+    values = np.asarray(_cut(image, start, stop))[..., None]
+    grey = values.astype(np.float32) / np.float32(white)
     key = image.info.get("transparency")  # one level of grey stands for "nothing here"
     return grey, None if key is None else (values != key).astype(np.float32)
 
 
-def _check_values(values: Floats, top: int = 1) -> None:
-    low, high = float(values.min()) * top, float(values.max()) * top
-    if not 0 <= low <= high <= top:  # not a number is neither
+def _cut(image: Image.Image, start: int, stop: int) -> Image.Image:
+    """Some rows as they are; `crop` would do the same, but minds the process's own limit on pixels."""
+    box = (0, start, image.width, stop)
+    return image.resize((image.width, stop - start), Image.Resampling.NEAREST, box)
+
+
+def _check_values(low: float, high: float, white: int = 1) -> None:
+    if not 0 <= low <= high <= 1:  # not a number is neither
         raise _UnsuitedError(
-            f"holds values from {low:g} to {high:g}, which have to lie in 0 … {top}. Rescale them first."
+            f"holds values from {low * white:g} to {high * white:g}, which have to lie in 0 … {white}. "
+            "Rescale them first."
         )
 
 
@@ -322,61 +407,150 @@ def _raw_tiff(file: BinaryIO, max_pixels: int, notices: list[str]) -> _Raw | Non
                 notices.append("is read with 8 bits only; install the package imagecodecs for all of them")
             return None
         profile = page.tags.get(34675)  # InterColorProfile
-        colours, alpha = _tiff_colours(values, page)
-        return _Raw(colours, alpha, profile and profile.value, _tiff_orientation(page))
+        layout = _Layout.of(page)
+        values = {"YX": values[..., None], "SYX": np.moveaxis(values, 0, -1)}.get(page.axes, values)
+        if layout.alpha and values.dtype.kind == "f":
+            _check_values(*_span(values[..., layout.samples]))
+        rows = functools.partial(_tiff_rows, values, layout)
+        return _Raw(_tiff_size(page), rows, profile and profile.value, _tiff_orientation(page))
 
 
 def _is_plain(page: Any) -> bool:
     """Whether a TIFF's page is grey or RGB, in whole bytes or floats."""
     kind = page.dtype
     numbers = kind is not None and kind.kind in "uf" and page.bitspersample == 8 * kind.itemsize
-    return numbers and page.photometric in (0, 1, 2) and page.axes in ("YX", "YXS", "SYX")
+    few = page.samplesperpixel <= MOST_SAMPLES
+    return numbers and few and page.photometric in (0, 1, 2) and page.axes in ("YX", "YXS", "SYX")
 
 
-def _tiff_colours(values: npt.NDArray[Any], page: Any) -> tuple[Image.Image | Floats, Floats | None]:
-    """Colours and alpha of a TIFF's page, as in `_Raw`."""
-    values = {"YX": values[..., None], "SYX": np.moveaxis(values, 0, -1)}.get(page.axes, values)
-    top = np.iinfo(values.dtype).max if values.dtype.kind == "u" else 1
-    unit: Floats = values.astype(np.float32) / np.float32(top)
-    samples = 3 if page.photometric == 2 else 1
-    colours = 1 - unit[..., :1] if page.photometric == 0 else unit[..., :samples]  # 0 = white is nought
-    alpha = None
-    if page.extrasamples and page.extrasamples[0] in (1, 2):
-        alpha = unit[..., samples : samples + 1]
-        _check_values(alpha)
-        if page.extrasamples[0] == 1:  # colours that are multiplied by alpha already
-            colours = np.minimum(colours / np.maximum(alpha, np.finfo(np.float32).tiny), 1)
-    _check_values(colours)
+@dataclass(frozen=True)
+class _Layout:
+    """What the samples of a TIFF's pixel are."""
+
+    samples: int  # of colour, which come first
+    negative: bool  # 0 is white
+    alpha: bool  # the next sample is how much is covered
+    multiplied: bool  # the colours are multiplied by it already
+
+    @classmethod
+    def of(cls, page: Any) -> _Layout:
+        """By the tags of a page."""
+        extra = page.extrasamples[0] if page.extrasamples else 0
+        return cls(3 if page.photometric == 2 else 1, page.photometric == 0, extra in (1, 2), extra == 1)
+
+
+def _tiff_rows(values: npt.NDArray[Any], layout: _Layout, start: int, stop: int) -> tuple[Colours, Floats | None]:
+    """Some rows of a TIFF's pixels [H, W, samples]."""
+    white = np.iinfo(values.dtype).max if values.dtype.kind == "u" else 1
+    unit: Floats = values[start:stop].astype(np.float32) / np.float32(white)
+    colours = 1 - unit[..., :1] if layout.negative else unit[..., : layout.samples]
+    alpha = unit[..., layout.samples : layout.samples + 1] if layout.alpha else None
+    if alpha is not None and layout.multiplied:
+        colours = np.minimum(colours / np.maximum(alpha, np.finfo(np.float32).tiny), 1)
     return _image_of(colours) if values.dtype == np.uint8 else colours, alpha
 
 
-def _finish(raw: _Raw, source: str, notices: list[str]) -> Picture:
-    """Convert to sRGB, lay on white, and turn upright."""
-    rgb = _in_srgb(raw.pixels, raw.profile, notices)
-    alpha = raw.alpha if raw.alpha is not None and raw.alpha.min() < 1 else None
-    if alpha is not None:
-        rgb = rgb * alpha + (1 - alpha)
+def _span(values: npt.NDArray[Any]) -> tuple[float, float]:
+    """The lowest and the highest value in float32; both are no numbers when one is."""
+    return float(np.float32(values.min())), float(np.float32(values.max()))
+
+
+# ---- from the file's pixels to the tensor -------------------------------------------------------------
+
+
+def _finish(raw: _Raw, source: str, notices: list[str], long_side: int) -> Picture:
+    """Convert to sRGB, lay on white, turn upright, and make smaller what is far larger than wanted."""
+    reduced = is_far_larger(raw.full_size, long_side)
+    factor = max(1, max(raw.size) // (AMPLE * long_side)) if reduced else 1
+    tensor, alpha = _in_bands(raw, factor, _conversion(raw.rows(0, 1)[0], raw.profile, notices))
     name = "The picture" if source == "a PIL image" else Path(source).name
     return Picture(
-        tensor=_upright(rgb, raw.orientation),
-        alpha=None if alpha is None else _upright(alpha, raw.orientation),
+        tensor=tensor,
+        alpha=alpha,
         source=source,
         notices=tuple(f"{name} {notice}." for notice in notices),
+        reduced_from=_turned(raw.full_size, raw.orientation) if reduced else None,
     )
 
 
-def _upright(values: Floats, orientation: int) -> torch.Tensor:
-    """[H, W, C] as it lies in the file -> [1, C, H, W] upright.
+def _in_bands(
+    raw: _Raw, factor: int, in_srgb: Callable[[Colours], Floats]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Colours [1, 3, H, W] and alpha [1, 1, H, W], upright; `factor` x `factor` pixels of the file become one."""
+    columns, rows = (_edges(extent, factor) for extent in raw.extent)
+    width, height = _turned((len(columns) - 1, len(rows) - 1), raw.orientation)
+    tensor, alpha = torch.empty(1, 3, height, width), None
+    for first, last in _bands(raw.size[0] * factor, len(rows) - 1):
+        start, stop = math.floor(rows[first]), math.ceil(rows[last])
+        colours, cover = raw.rows(start, stop)
+        _check_colours(colours, raw)
+        rgb, cells = in_srgb(colours), (rows[first : last + 1] - start, columns)
+        if cover is not None and cover.min() < 1:
+            rgb = rgb * cover + (1 - cover)
+            alpha = torch.ones(1, 1, height, width) if alpha is None else alpha
+            _lying(alpha, raw.orientation)[first:last] = _averaged(cover, *cells)
+        _lying(tensor, raw.orientation)[first:last] = _averaged(rgb, *cells)
+    return tensor, alpha
+
+
+def _edges(extent: float, factor: int) -> Edges:
+    """Between which edges, in pixels, as many equal cells lie as have room for `factor` pixels each."""
+    count = max(1, int(extent / factor))
+    return np.linspace(0, extent, count + 1)
+
+
+def _averaged(values: Floats, rows: Edges, columns: Edges) -> Floats:
+    """[h, W, C] -> the mean of each cell."""
+    if values.shape[:2] == (len(rows) - 1, len(columns) - 1):
+        return values
+    narrow = _means(values.swapaxes(0, 1), columns).swapaxes(0, 1)
+    return _means(narrow, rows).astype(np.float32)
+
+
+def _means(values: npt.NDArray[Any], edges: Edges) -> npt.NDArray[np.float64]:
+    """[N, …] -> the means between neighbouring edges; an edge may cut a value in two, by area."""
+    total = np.zeros((len(values) + 1, *values.shape[1:]))  # float64: thousands are added up
+    np.cumsum(values, axis=0, out=total[1:])
+    before = edges.astype(np.intp)
+    share = (edges - before)[:, None, None]
+    until = total[before] * (1 - share) + total[np.minimum(before + 1, len(values))] * share
+    return np.diff(until, axis=0) / np.diff(edges)[:, None, None]
+
+
+def _bands(width: int, height: int) -> Iterator[tuple[int, int]]:
+    """(first row, row after the last) of one band after the other."""
+    rows = max(1, BAND_PIXELS // width)
+    for start in range(0, height, rows):
+        yield start, min(start + rows, height)
+
+
+def _check_colours(colours: Colours, raw: _Raw) -> None:
+    """Refuse floats that are no colours, and tell the range of the whole picture."""
+    if isinstance(colours, Image.Image):
+        return
+    low, high = _span(colours)
+    if not 0 <= low <= high <= 1:
+        every = (raw.rows(start, stop)[0] for start, stop in _bands(*raw.size))
+        spans = np.array([_span(each) for each in every if not isinstance(each, Image.Image)])
+        _check_values(float(spans[:, 0].min()), float(spans[:, 1].max()), raw.white)
+
+
+def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Width and height upright of those in the file, and the other way round."""
+    return (size[1], size[0]) if orientation >= 5 else size
+
+
+def _lying(upright: torch.Tensor, orientation: int) -> Floats:
+    """A view [H, W, C], as the picture lies in its file, of a tensor [1, C, H, W] that is upright.
 
     Source: EXIF 2.32, tag 0x0112: on which sides of the picture the first row and column are.
     """
-    if orientation in (5, 6, 7, 8):
-        values = values.swapaxes(0, 1)
-    if orientation in (2, 3, 6, 7):
-        values = values[:, ::-1]
+    view: Floats = upright[0].movedim(0, -1).numpy()
     if orientation in (3, 4, 7, 8):
-        values = values[::-1]
-    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(values, -1, 0)))[None]
+        view = view[::-1]
+    if orientation in (2, 3, 6, 7):
+        view = view[:, ::-1]
+    return view.swapaxes(0, 1) if orientation in (5, 6, 7, 8) else view
 
 
 def _unit(image: Image.Image) -> Floats:
@@ -388,22 +562,22 @@ def _unit(image: Image.Image) -> Floats:
 # ---- colours ------------------------------------------------------------------------------------------
 
 
-def _in_srgb(pixels: Image.Image | Floats, profile: bytes | None, notices: list[str]) -> Floats:
-    """Colours [H, W, 3] in sRGB, whatever they were in."""
+def _conversion(sample: Colours, profile: bytes | None, notices: list[str]) -> Callable[[Colours], Floats]:
+    """What makes [h, W, 3] in sRGB of colours such as the sample, whatever they are in."""
     if profile:
         try:
-            return _through_profile(pixels, profile, notices)
+            return _through_profile(sample, profile, notices)
         except (ImageCms.PyCMSError, ValueError, OSError) as error:
             notices.append(f"has a colour profile that cannot be used ({_reason(error)}); it is left out")
-    if _mode(pixels) == "CMYK":
+    if _mode(sample) == "CMYK":
         notices.append("is CMYK without a usable profile; its colours are a guess")
-    return _plain_rgb(pixels)
+    return _plain_rgb
 
 
-def _through_profile(pixels: Image.Image | Floats, profile: bytes, notices: list[str]) -> Floats:
+def _through_profile(sample: Colours, profile: bytes, notices: list[str]) -> Callable[[Colours], Floats]:
     source = ImageCms.getOpenProfile(io.BytesIO(profile))
     space = source.profile.xcolor_space.strip()
-    mode, own = _PROFILE_MODES.get(space, ""), _mode(pixels)
+    mode, own = _PROFILE_MODES.get(space, ""), _mode(sample)
     if mode != own and (mode, own) != ("RGB", "L"):  # grey is a colour, too
         raise ValueError(f"it is made for {space}, not for {own}")
     # Photoshop's choice: colours that both can show stay as they are, and black stays black.
@@ -416,11 +590,15 @@ def _through_profile(pixels: Image.Image | Floats, profile: bytes, notices: list
         flags=ImageCms.Flags.BLACKPOINTCOMPENSATION,
     )
     if _changes_nothing(transform, mode):
-        return _plain_rgb(pixels)
-    if not isinstance(pixels, Image.Image):  # Pillow converts colours in 8 bits only
+        return _plain_rgb
+    if not isinstance(sample, Image.Image):
         notices.append("has a colour profile other than sRGB; to convert it, its colours became 8 bits")
-        pixels = _image_of(pixels)
-    return _unit(_known(ImageCms.applyTransform(pixels.convert(mode), transform)))
+    return functools.partial(_transformed, transform, mode)
+
+
+def _transformed(transform: ImageCms.ImageCmsTransform, mode: str, colours: Colours) -> Floats:
+    image = colours if isinstance(colours, Image.Image) else _image_of(colours)  # Pillow converts 8 bits only
+    return _unit(_known(ImageCms.applyTransform(image.convert(mode), transform)))
 
 
 def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
@@ -438,17 +616,17 @@ def _known(converted: Image.Image | None) -> Image.Image:
     return converted
 
 
-def _mode(pixels: Image.Image | Floats) -> str:
-    if isinstance(pixels, Image.Image):
-        return pixels.mode
-    return "L" if pixels.shape[-1] == 1 else "RGB"
+def _mode(colours: Colours) -> str:
+    if isinstance(colours, Image.Image):
+        return colours.mode
+    return "L" if colours.shape[-1] == 1 else "RGB"
 
 
-def _plain_rgb(pixels: Image.Image | Floats) -> Floats:
+def _plain_rgb(colours: Colours) -> Floats:
     """[H, W, 3] without any profile."""
-    if isinstance(pixels, Image.Image):
-        return _unit(pixels.convert("RGB"))
-    return np.repeat(pixels, 3, axis=-1) if pixels.shape[-1] == 1 else pixels
+    if isinstance(colours, Image.Image):
+        return _unit(colours.convert("RGB"))
+    return np.repeat(colours, 3, axis=-1) if colours.shape[-1] == 1 else colours
 
 
 def _srgb_profile() -> bytes:
@@ -462,24 +640,32 @@ def _srgb_profile() -> bytes:
 
 
 def _as_picture(tensor: torch.Tensor, what: str) -> torch.Tensor:
-    """A copy [1, 3, H, W] in float32 on the CPU, all of it finite."""
+    """A view [1, 3, H, W] of a picture of any float type on any device, all of it finite."""
     shape = (1, *tensor.shape) if tensor.ndim == 3 else tuple(tensor.shape)
     if len(shape) != 4 or shape[:2] != (1, 3) or not tensor.numel() or not tensor.is_floating_point():
         raise InputError(_not_a_picture(what, tuple(tensor.shape), tensor.dtype))
-    copy = tensor.detach().to("cpu", torch.float32, copy=True).reshape(shape).contiguous()
-    if not all(torch.isfinite(end) for end in torch.aminmax(copy)):
+    view = tensor.detach().view(shape)
+    if not all(torch.isfinite(end.float()) for end in torch.aminmax(view)):
         raise InputError(f"{what} holds values that are infinite or not numbers; it cannot be a picture.")
-    return copy
+    return view
+
+
+def _from_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy [1, 3, H, W] in float32 on the CPU."""
+    view = _as_picture(tensor, "The tensor")
+    return view.to("cpu", torch.float32, copy=True, memory_format=torch.contiguous_format)
 
 
 def _from_array(array: npt.NDArray[Any]) -> torch.Tensor:
+    """A copy [1, 3, H, W] in float32."""
     rows_first = array.ndim == 3 and array.shape[2] == 3
-    if rows_first and array.dtype == np.uint8:
-        array = array.astype(np.float32) / np.float32(255)
-    if array.dtype.kind != "f":
+    levels = rows_first and array.dtype == np.uint8
+    if array.dtype.kind != "f" and not levels:
         raise InputError(_not_a_picture("The array", array.shape, array.dtype))
-    planes = np.moveaxis(array, 2, 0) if rows_first else array
-    return _as_picture(torch.from_numpy(np.array(planes, np.float32, order="C")), "The array")
+    planes = np.array(np.moveaxis(array, 2, 0) if rows_first else array, np.float32, order="C")
+    if levels:
+        planes /= np.float32(255)
+    return _as_picture(torch.from_numpy(planes), "The array")
 
 
 def _in_range(picture: torch.Tensor, what: str) -> torch.Tensor:
@@ -509,7 +695,24 @@ def to_pil(tensor: torch.Tensor, alpha: torch.Tensor | None = None) -> Image.Ima
     Raises:
         InputError: for another shape or dtype, or values that are not finite.
     """
-    return _image_of(_layers(tensor, alpha))
+    return _image_to_write(*_as_layers(tensor, alpha))
+
+
+def _image_to_write(rgb: torch.Tensor, alpha: torch.Tensor | None) -> Image.Image:
+    """RGB or RGBA of 8 bits, put together band by band."""
+    image = Image.new("RGB" if alpha is None else "RGBA", (rgb.shape[3], rgb.shape[2]))
+    for start, levels in _level_bands(rgb, alpha, np.uint8):
+        image.paste(Image.fromarray(levels), (0, start))
+    return image
+
+
+def _level_bands(
+    rgb: torch.Tensor, alpha: torch.Tensor | None, dtype: type[np.uint8] | type[np.uint16]
+) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """(first row, levels [h, W, 3 or 4]) of one band after the other."""
+    for start, stop in _bands(rgb.shape[3], rgb.shape[2]):
+        band = _unit_band(rgb[:, :, start:stop], None if alpha is None else alpha[:, :, start:stop])
+        yield start, _levels(band, dtype)
 
 
 def _image_of(unit: Floats) -> Image.Image:
@@ -522,20 +725,26 @@ def _levels(unit: Floats, dtype: type[np.uint8] | type[np.uint16]) -> npt.NDArra
     return levels
 
 
-def _layers(tensor: torch.Tensor, alpha: torch.Tensor | None) -> Floats:
-    """[H, W, 3], or [H, W, 4] with alpha, in [0, 1]."""
-    rgb = _as_picture(tensor, "The picture").clamp_(0, 1)[0].movedim(0, -1).numpy()
-    if alpha is None:
-        return rgb
-    if alpha.shape != (1, 1, *rgb.shape[:2]) or not alpha.is_floating_point():
+def _as_layers(tensor: torch.Tensor, alpha: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A picture and its alpha as they were given, found to be both and to belong together."""
+    rgb = _as_picture(tensor, "The picture")
+    if alpha is not None and (alpha.shape != (1, 1, *rgb.shape[2:]) or not alpha.is_floating_point()):
         raise InputError(
             f"alpha has the shape {list(alpha.shape)} and the type {alpha.dtype}; "
-            f"to this picture belongs float {[1, 1, *rgb.shape[:2]]} in [0, 1]."
+            f"to this picture belongs float {[1, 1, *rgb.shape[2:]]} in [0, 1]."
         )
+    return rgb, alpha
+
+
+def _unit_band(rgb: torch.Tensor, alpha: torch.Tensor | None) -> Floats:
+    """[h, W, 3], or [h, W, 4] with alpha, in [0, 1]."""
+    colour: Floats = rgb.to("cpu", torch.float32).clamp(0, 1)[0].movedim(0, -1).numpy()
+    if alpha is None:
+        return colour
     cover = alpha.detach().to("cpu", torch.float32).clamp(0, 1)[0, 0, :, :, None].nan_to_num(1).numpy()
     # rgb = colour · cover + white · (1 − cover), solved for the colour where anything is covered
-    colour = np.where(cover > 0, 1 - (1 - rgb) / np.maximum(cover, np.finfo(np.float32).tiny), rgb)
-    return np.concatenate([np.clip(colour, 0, 1), cover], axis=-1)
+    own = np.where(cover > 0, 1 - (1 - colour) / np.maximum(cover, np.finfo(np.float32).tiny), colour)
+    return np.concatenate([np.clip(own, 0, 1), cover], axis=-1)
 
 
 # ---- writing ------------------------------------------------------------------------------------------
@@ -615,11 +824,11 @@ def save_picture(
         SaveError: when the writing itself fails, as on a full disk; nothing is left behind.
     """
     place = Path(path)
-    layers = _layers(tensor, alpha if WRITE_FORMATS.get(place.suffix.lower()) != "JPEG" else None)
-    check_output(place, overwrite=overwrite, size=(layers.shape[1], layers.shape[0]))
+    rgb, alpha = _as_layers(tensor, alpha if WRITE_FORMATS.get(place.suffix.lower()) != "JPEG" else None)
+    check_output(place, overwrite=overwrite, size=(rgb.shape[3], rgb.shape[2]))
     try:
-        data = _encode(layers, WRITE_FORMATS[place.suffix.lower()], record, quality)
-        write_whole(place, data, overwrite=overwrite)
+        with _appearing(place, overwrite=overwrite) as file:
+            _encode(file, WRITE_FORMATS[place.suffix.lower()], rgb, alpha, record, quality)
     except (OSError, ValueError, MemoryError) as error:
         raise SaveError(
             f"{place} could not be written: {_reason(error)}. Make room, or choose another place."
@@ -627,29 +836,44 @@ def save_picture(
     return place
 
 
-def _encode(layers: Floats, kind: str, record: Mapping[str, Any] | None, quality: int) -> bytes:
-    """The bytes of a whole file: in memory, so that a failure here touches no disk."""
-    buffer = io.BytesIO()
+def _encode(
+    file: BinaryIO,
+    kind: str,
+    rgb: torch.Tensor,
+    alpha: torch.Tensor | None,
+    record: Mapping[str, Any] | None,
+    quality: int,
+) -> None:
+    """Write a whole file."""
     if kind == "TIFF":
-        tifffile.imwrite(
-            buffer,
-            _levels(layers, np.uint16),
-            photometric="rgb",
-            extrasamples=["unassalpha"] if layers.shape[-1] == 4 else None,
-            description=None if record is None else _as_json(record),
-            software=_SOFTWARE,
-            iccprofile=_srgb_profile(),
-            metadata=None,  # else tifffile describes the array where the record belongs
-        )
-        return buffer.getvalue()
+        _encode_tiff(file, rgb, alpha, record)
+        return
     options: dict[str, Any] = {"icc_profile": _srgb_profile()}
     if kind == "PNG":
         options["pnginfo"] = _png_texts(record)
     else:
         options |= {"quality": quality, "exif": _exif(record, _EXIF_ROOM if kind == "JPEG" else None)}
         options |= {"subsampling": 0} if kind == "JPEG" else {"method": 4}
-    _image_of(layers).save(buffer, kind, **options)
-    return buffer.getvalue()
+    _image_to_write(rgb, alpha).save(file, kind, **options)
+
+
+def _encode_tiff(
+    file: BinaryIO, rgb: torch.Tensor, alpha: torch.Tensor | None, record: Mapping[str, Any] | None
+) -> None:
+    """In 16 bits; above 4 GB, tifffile makes it a BigTIFF."""
+    pixels = np.empty((*rgb.shape[2:], 3 if alpha is None else 4), np.uint16)
+    for start, levels in _level_bands(rgb, alpha, np.uint16):
+        pixels[start : start + len(levels)] = levels
+    tifffile.imwrite(
+        file,
+        pixels,
+        photometric="rgb",
+        extrasamples=None if alpha is None else ["unassalpha"],
+        description=None if record is None else _as_json(record),
+        software=_SOFTWARE,
+        iccprofile=_srgb_profile(),
+        metadata=None,  # else tifffile describes the array where the record belongs
+    )
 
 
 def encode_png(tensor: torch.Tensor) -> bytes:
@@ -660,19 +884,30 @@ def encode_png(tensor: torch.Tensor) -> bytes:
     Raises:
         InputError: for another shape or dtype, or values that are not finite.
     """
-    return _encode(_layers(tensor, None), "PNG", None, quality=95)
+    buffer = io.BytesIO()
+    _encode(buffer, "PNG", *_as_layers(tensor, None), record=None, quality=95)
+    return buffer.getvalue()
 
 
-def write_whole(path: Path, data: bytes, *, overwrite: bool) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes | memoryview], *, overwrite: bool) -> None:
     """Write beside the target and rename, so that no one ever sees half a file under its name.
+
+    `data` may come in parts, so that a large file need not be in memory at once.
 
     Raises:
         OSError: as writing does, or when the name is taken and `overwrite` is false; nothing is left behind.
     """
+    with _appearing(path, overwrite=overwrite) as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
+
+
+@contextlib.contextmanager
+def _appearing(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """A file to be written, which has its name only when it is whole; when something fails, nothing is left."""
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         _publish(temporary, path, overwrite=overwrite)
@@ -732,10 +967,19 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         PictureError: when the file cannot be read, or holds no settings.
+        SettingsError: when this release does not know them.
     """
-    settings = read_record(path).get("settings")
+    record = read_record(path)
+    settings = record.get("settings")
     if not isinstance(settings, dict):
         raise PictureError(f"{os.fspath(path)} tells something of how it was made, but its settings are missing.")
+    try:
+        Settings.from_sources(settings)
+    except SettingsError as error:
+        raise SettingsError(
+            f"{os.fspath(path)}: {error} Release {record.get('version', '(unknown)')} of stylize made it, and this "
+            f"is {__version__}: update, or choose the settings anew."
+        ) from error
     return settings
 
 
