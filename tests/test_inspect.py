@@ -44,7 +44,7 @@ from stylize.nst.classifier import Classifier, class_names, find_class, load_cla
 from stylize.nst.hooks import watch_gradients
 from stylize.nst.objective import Objective
 from stylize.nst.vgg import Vgg19, Weights
-from stylize.settings import Settings
+from stylize.settings import CHOICES, Settings
 
 pytest.importorskip("matplotlib")
 
@@ -91,6 +91,18 @@ def test_statistics_are_numpys_covariance(tiny_weights: Weights) -> None:
         flat = sight.outputs[layer][0].flatten(1)
         torch.testing.assert_close(covariance[0], torch.cov(flat, correction=0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(mean[0], flat.mean(1))
+
+
+@pytest.mark.parametrize("style_loss", CHOICES["style_loss"])
+def test_style_errors_are_the_terms_of_the_objective(tiny_weights: Weights, style_loss: Any) -> None:
+    settings = SETTINGS.replace(style_loss=style_loss)
+    network = Vgg19(tiny_weights, LAYERS)
+    image, style = (look(network, picture(32, 40, seed), LAYERS) for seed in (0, 1))
+    targets = style_targets(style, settings.style_layers, settings)
+    terms = Objective(network, None, targets, settings)(picture(32, 40)).terms
+    errors = style_errors(image, style, settings)
+    for layer in settings.style_layers:
+        assert errors[layer] == pytest.approx(float(terms[f"style.{layer}"]), rel=1e-4)
 
 
 @pytest.fixture
@@ -595,6 +607,18 @@ def test_a_report_is_replaced_only_when_asked(files: dict[str, Path], tmp_path: 
     with pytest.raises(OutputError, match="--overwrite"):
         inspect_picture(files["content"], **options)
     inspect_picture(files["content"], overwrite=True, **options)
+
+
+@pytest.mark.parametrize("name", ["flow.png", "gram_relu1_1.png", "features_relu1_1_style.png", "heat_content.png"])
+def test_a_picture_of_a_report_is_replaced_only_when_asked(
+    files: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "look").mkdir()
+    (tmp_path / "look" / name).write_text("mine")
+    options: dict[str, Any] = {"out": tmp_path / "look", "layers": ["relu1_1"], "settings": SETTINGS}
+    with pytest.raises(OutputError, match=rf"{name} exists already.*--overwrite"):
+        inspect_picture(files["content"], **options)
+    assert [path.read_text() for path in (tmp_path / "look").iterdir()] == ["mine"]
 
 
 def test_a_result_of_another_picture_is_refused(files: dict[str, Path], tmp_path: Path) -> None:

@@ -12,19 +12,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from stylize.errors import SettingsError
 from stylize.nst.losses import (
     STYLE_LOSSES,
+    FeatureLoss,
     Statistics,
+    additive_loss,
     centred_loss,
     centred_statistics,
     content_loss,
     gram_loss,
     gram_matrix,
     gram_statistics,
+    is_additive,
     moments,
     range_penalty,
     total_variation,
 )
+from stylize.settings import CHOICES, Settings
 
 Normalization: TypeAlias = Literal["relative", "johnson", "gatys"]
 
@@ -49,7 +54,9 @@ def matrix(*rows: list[float]) -> Tensor:
 def style_error(found: Tensor, style: Tensor, name: str, normalization: Normalization = "relative") -> Tensor:
     """A style loss from features to features."""
     loss = STYLE_LOSSES[name]
-    target = loss.statistics(*moments(style)[1:])
+    if isinstance(loss, FeatureLoss):
+        return loss.distance(found, loss.statistics(style), normalization)
+    target = loss.target(loss.statistics(*moments(style)[1:]))
     return loss.distance(loss.statistics(*moments(found)[1:]), target, normalization)
 
 
@@ -99,10 +106,11 @@ def test_gradient_of_gram_loss(normalization: Normalization, memory_format: torc
 
 
 @pytest.mark.parametrize("memory_format", FORMATS)
-def test_gradient_of_centred_loss(memory_format: torch.memory_format) -> None:
+@pytest.mark.parametrize("name", STYLE_LOSSES)
+def test_gradient_of_style_losses(name: str, memory_format: torch.memory_format) -> None:
     x = features(1, 3, 4, 5).contiguous(memory_format=memory_format).requires_grad_()
     style = features(1, 3, 6, 2, seed=1)
-    assert gradcheck(lambda image: style_error(image, style, "centred"), x)
+    assert gradcheck(lambda image: style_error(image, style, name), x)
 
 
 @pytest.mark.parametrize("loss", [total_variation, range_penalty])
@@ -182,7 +190,41 @@ def test_losses_are_zero_at_equality(normalization: Normalization) -> None:
     image = features(1, 3, 4, 5)
     assert content_loss(image, image, normalization) == 0
     assert style_error(image, image, "gram", normalization) == 0
-    assert style_error(image, image, "centred") == 0
+
+
+@pytest.mark.parametrize("name", STYLE_LOSSES)
+def test_style_losses_are_zero_at_equality(name: str) -> None:
+    """Also where the style is the same in another order, or stands in every place twice."""
+    image = features(1, 3, 4, 5)
+    twice = image.repeat_interleave(2, dim=3)
+    for style in (image, image.flip(2), image.transpose(2, 3)):
+        assert abs(float(style_error(image, style, name))) < 1e-12
+    assert abs(float(style_error(twice, image, name))) < (1e-12 if is_additive(name) else 0.1)
+    assert float(style_error(image, features(1, 3, 4, 5, seed=1), name)) > 1e-3
+
+
+@pytest.mark.parametrize("name", STYLE_LOSSES)
+def test_style_losses_are_small_at_equality_in_32_bits(name: str) -> None:
+    image = features(1, 64, 30, 40, dtype=torch.float32).relu()
+    assert abs(float(style_error(image, image, name))) < 1e-5
+
+
+@pytest.mark.parametrize("name", STYLE_LOSSES)
+def test_style_losses_fall_to_nothing_under_their_own_optimisation(name: str) -> None:
+    """From features to those of a style of another size, of which there are fewer than there are values."""
+    style = features(1, 3, 5, 4, seed=1)
+    x = features(1, 3, 6, 6).requires_grad_()
+    optimizer = torch.optim.LBFGS([x], max_iter=100, line_search_fn="strong_wolfe", tolerance_grad=1e-12)
+
+    def evaluate() -> Tensor:
+        optimizer.zero_grad()
+        loss = style_error(x, style, name)
+        loss.backward()
+        return loss
+
+    start = float(style_error(x, style, name).detach())
+    optimizer.step(evaluate)  # type: ignore[arg-type, no-untyped-call, unused-ignore]
+    assert float(style_error(x, style, name).detach()) < 1e-6 * start
 
 
 @pytest.mark.parametrize(("normalization", "expected"), [("relative", 5.0), ("johnson", 2.5), ("gatys", 2.5)])
@@ -207,6 +249,74 @@ def test_centred_loss_by_hand() -> None:
     assert float(style_error(found, style, "centred")) == pytest.approx(12.5 + 0.75, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", STYLE_LOSSES)
+def test_a_small_change_of_contrast_costs_alike(name: str) -> None:
+    """‖(1 + δ)²Σ − Σ‖²/‖Σ‖² = 4·δ² + …: one content weight suits all; w2 counts every direction, and a quarter."""
+    style = features(1, 4, 10, 12)
+    style -= style.mean(dim=(2, 3), keepdim=True)
+    expected = 1e-6 if name == "w2" else 4e-6
+    assert float(style_error(style * 1.001, style, name)) == pytest.approx(expected, rel=0.01)
+
+
+def test_meanstd_loss_by_hand() -> None:
+    """μ − μ̂ = (½, 3½), σ − σ̂ = (½ − 1, ½ − 0): 4·(12½ + ½) over ‖σ̂‖² = 1."""
+    found, style = matrix([1, 2], [3, 4]).unsqueeze(-1), matrix([0, 2], [0, 0]).unsqueeze(-1)
+    # The thousandth of a deviation in the channel that has none is what the tolerance is for.
+    assert float(style_error(found, style, "meanstd")) == pytest.approx(4 * 13, rel=1e-3)
+
+
+def test_w2_loss_by_hand() -> None:
+    """Between Gaussians of uncorrelated channels: ‖μ − μ̂‖² + ‖σ − σ̂‖² = 3² + 1² + (2 − 1)² + (3 − 1)² = 15."""
+    found = matrix([1, 5, 1, 5], [-2, -2, 4, 4]).unsqueeze(-1)  # μ = (3, 1), σ = (2, 3)
+    style = matrix([-1, 1, -1, 1], [-1, -1, 1, 1]).unsqueeze(-1)  # μ = (0, 0), σ = (1, 1)
+    # A ten-thousandth of the variance is added to both covariances.
+    assert float(style_error(found, style, "w2")) == pytest.approx(15 / 2, rel=1e-4)
+
+
+def test_w2_loss_sees_correlation_by_hand() -> None:
+    """Σ = I and Σ̂ = [[1, 1], [1, 1]] commute: tr(Σ + Σ̂) − 2·tr(Σ̂^½) = 4 − 2·√2, over tr Σ̂ = 2."""
+    found = matrix([-1, 1, -1, 1], [-1, -1, 1, 1]).unsqueeze(-1)
+    style = matrix([-1, 1, -1, 1], [-1, 1, -1, 1]).unsqueeze(-1)
+    assert float(style_error(found, style, "w2")) == pytest.approx((4 - 2 * 2**0.5) / 2, abs=0.01)
+    assert float(style_error(found, style, "meanstd")) == pytest.approx(0, abs=1e-12)
+    assert float(style_error(found, style, "histogram")) == pytest.approx(0, abs=1e-12)
+
+
+def test_histogram_loss_by_hand() -> None:
+    """(1 − 0)² + (2 − 2)² and (3 − 0)² + (4 − 0)², averaged over two places: 13, over a variance of 1."""
+    found, style = matrix([2, 1], [3, 4]).unsqueeze(-1), matrix([2, 0], [0, 0]).unsqueeze(-1)
+    assert float(style_error(found, style, "histogram")) == pytest.approx(4 * 13, rel=1e-12)
+
+
+def test_swd_loss_by_hand() -> None:
+    """One channel has but one direction: the histogram. A shift by a costs |a|² in all directions together."""
+    found, style = matrix([2, 1]).unsqueeze(-1), matrix([2, 0]).unsqueeze(-1)
+    assert float(style_error(found, style, "swd")) == pytest.approx(4 * 0.5, rel=1e-12)
+    image = features(1, 8, 6, 5)
+    loss = STYLE_LOSSES["swd"]
+    assert isinstance(loss, FeatureLoss)
+    along, _ = loss.statistics(image)
+    shift = features(1, 8, 1, 1, seed=1)
+    seen, lines = along @ shift.view(8), along @ image.view(8, -1)
+    expected = 4 * seen.square().sum() / lines.var(dim=1, correction=0).sum()
+    assert float(style_error(image + shift, image, "swd")) == pytest.approx(float(expected), rel=1e-9)
+
+
+@few
+@given(seed=seeds)
+def test_w2_is_not_below_what_single_channels_cost(seed: int) -> None:
+    """Gaussians with the same channels but other correlations are further apart (Gelbrich 1990)."""
+    found, style = features(1, 4, 6, 5, seed=seed), features(1, 4, 6, 5, seed=seed + 1)
+    assert float(style_error(found, style, "w2")) >= float(style_error(found, style, "meanstd")) / 4 - 1e-3
+
+
+@pytest.mark.parametrize("name", ["histogram", "swd"])
+def test_a_style_of_many_places_is_read_off_finely_enough(name: str) -> None:
+    """4096 ranks stand for 40,000 values: what is lost is in the tails."""
+    image = features(1, 8, 200, 200, dtype=torch.float32)
+    assert 0 <= float(style_error(image, image, name)) < 1e-3
+
+
 def test_gatys_normalization_is_the_paper() -> None:
     """Equations 1 and 4 of Gatys, Ecker and Bethge 2016, with their sums."""
     C, H, W = 5, 4, 6
@@ -225,11 +335,11 @@ def test_gatys_normalization_is_the_paper() -> None:
 @given(seed=seeds, scale=scales)
 def test_relative_losses_have_no_unit(seed: int, scale: float) -> None:
     def losses(found: Tensor, target: Tensor) -> list[float]:
-        styles = [float(style_error(found, target, name)) for name in ("gram", "centred")]
+        styles = [float(style_error(found, target, name)) for name in STYLE_LOSSES]
         return [float(content_loss(found, target)), *styles]
 
     found, target = features(1, 3, 4, 5, seed=seed), features(1, 3, 4, 5, seed=seed + 1)
-    assert losses(found * scale, target * scale) == pytest.approx(losses(found, target), rel=1e-9)
+    assert losses(found * scale, target * scale) == pytest.approx(losses(found, target), rel=1e-8)
 
 
 @few
@@ -317,3 +427,29 @@ def test_statistics_are_what_their_names_say() -> None:
     assert [part.tolist() for part in plain] == [gram.tolist()]
     assert [part.tolist() for part in centred] == [mean.tolist(), [[[2.0, 2.0], [2.0, 5.0]]]]
     assert float(centred_loss(centred, centred)) == 0
+
+
+# The table
+
+
+def test_every_choice_of_the_settings_is_in_the_table() -> None:
+    assert set(CHOICES["style_loss"]) == set(STYLE_LOSSES)
+
+
+@pytest.mark.parametrize("name", STYLE_LOSSES)
+def test_settings_know_which_losses_want_the_whole_picture(name: str) -> None:
+    reason = Settings(style_loss=name).whole_picture_only  # type: ignore[arg-type]
+    assert (reason is None) == is_additive(name)
+    assert reason is None or name in reason
+
+
+def test_settings_know_that_normalized_gradients_want_the_whole_picture() -> None:
+    reason = Settings(normalize_gradients=True).whole_picture_only
+    assert reason is not None
+    assert "whole layer" in reason
+
+
+def test_losses_that_sort_are_refused_where_sums_are_needed() -> None:
+    assert additive_loss("w2") is STYLE_LOSSES["w2"]
+    with pytest.raises(SettingsError, match=r"'swd' sorts .* neither in tiles nor in regions; use one of centred,"):
+        additive_loss("swd")

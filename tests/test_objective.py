@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -14,10 +16,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import hooks_unchanged, picture
-from stylize.errors import InputError
-from stylize.nst.hooks import count_hooks
-from stylize.nst.losses import Statistics
-from stylize.nst.objective import Objective, blend, layer_weights, measure_content, measure_style
+from stylize.errors import InputError, SettingsError
+from stylize.nst.hooks import capture, count_hooks, normalize_gradient
+from stylize.nst.losses import STYLE_LOSSES, Statistics, content_loss, gram_loss, gram_matrix
+from stylize.nst.objective import (
+    Objective,
+    Region,
+    blend,
+    layer_weights,
+    measure_content,
+    measure_style,
+)
+from stylize.nst.optimize import StopRule, optimize
 from stylize.nst.vgg import Vgg19, Weights
 from stylize.settings import Settings
 
@@ -196,12 +206,24 @@ def test_losses_of_the_content_itself(tiny_weights: Weights) -> None:
     assert float(losses.terms["style"]) > 0
 
 
-def test_losses_of_the_style_itself(tiny_weights: Weights) -> None:
+@pytest.mark.parametrize("style_loss", STYLE_LOSSES)
+def test_losses_of_the_style_itself(tiny_weights: Weights, style_loss: Any) -> None:
     style = picture(16, 24, seed=1).double()
-    network = shallow(tiny_weights, SHALLOW)
-    losses = Objective(network, picture(16, 24).double(), measure_style(network, style, SHALLOW), SHALLOW)(style)
-    assert float(losses.terms["style"]) < 1e-20
+    settings = SHALLOW.replace(style_loss=style_loss)
+    network = shallow(tiny_weights, settings)
+    losses = Objective(network, picture(16, 24).double(), measure_style(network, style, settings), settings)(style)
+    assert abs(float(losses.terms["style"])) < 1e-12
     assert float(losses.terms["content"]) > 0
+
+
+@pytest.mark.parametrize("style_loss", STYLE_LOSSES)
+def test_every_style_loss_is_lowered_by_a_run(tiny_weights: Weights, style_loss: Any) -> None:
+    settings = SHALLOW.replace(style_loss=style_loss, content_weight=0.0)
+    network = shallow(tiny_weights, settings, torch.float32)
+    style = measure_style(network, picture(20, 18, seed=1), settings)
+    run = optimize(Objective(network, picture(16, 24), style, settings), picture(16, 24), settings, StopRule(25))
+    assert run.outcome == "done"
+    assert run.losses["style"] < run.history[0].terms["style"] / 2
 
 
 def test_relative_content_layers_are_averaged(tiny_weights: Weights) -> None:
@@ -223,7 +245,7 @@ def test_a_layer_may_be_content_and_style_at_once(tiny_weights: Weights) -> None
         torch.testing.assert_close(together[name], apart[name], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("style_loss", ["centred", "gram"])
+@pytest.mark.parametrize("style_loss", STYLE_LOSSES)
 def test_gradient_is_that_of_the_loss(tiny_weights: Weights, style_loss: Any) -> None:
     """Along a direction, against a central difference; TV and the penalty included."""
     settings = SHALLOW.replace(style_loss=style_loss, tv_weight=1.0)
@@ -341,3 +363,142 @@ def test_blend_by_hand() -> None:
 def test_blend_of_equals_is_the_same(tiny_weights: Weights) -> None:
     (style,) = styles_of(tiny_weights, 1)
     assert_same(blend([style, style, style], [1.0, 1.0, 1.0]), style)
+
+
+def test_blend_of_quantiles_is_that_of_their_ranks(tiny_weights: Weights) -> None:
+    """Also of styles of other sizes: the fewer values are read off at as many ranks."""
+    one, other = torch.tensor([[[0.0, 2.0, 8.0, 10.0]]]), torch.tensor([[[4.0, 6.0]]])
+    mixed = blend([{"relu1_1": (one,)}, {"relu1_1": (other,)}], [1.0, 1.0])
+    assert mixed["relu1_1"][0].tolist() == [[[2.0, 3.25, 6.75, 8.0]]]
+
+
+@pytest.mark.parametrize("style_loss", ["histogram", "swd"])
+def test_blends_of_sorting_losses_can_be_painted(tiny_weights: Weights, style_loss: Any) -> None:
+    settings = SHALLOW.replace(style_loss=style_loss)
+    network = shallow(tiny_weights, settings)
+    styles = [measure_style(network, picture(20, side, seed=side).double(), settings) for side in (18, 25)]
+    losses = Objective(network, None, blend(styles, [1.0, 2.0]), settings)(picture(16, 24).double())
+    assert losses.total.isfinite()
+    assert float(losses.terms["style"]) > 0
+
+
+@pytest.mark.parametrize("style_loss", ["histogram", "swd"])
+def test_sorting_losses_are_refused_in_regions(tiny_weights: Weights, style_loss: Any) -> None:
+    settings = SHALLOW.replace(style_loss=style_loss)
+    network = shallow(tiny_weights, settings)
+    style = picture(16, 24, seed=1).double()
+    with torch.no_grad(), capture(network, settings.style_layers) as outputs:
+        network(style)
+    guide = {layer: torch.full(output.shape[2:], 1 / output[0, 0].numel()) for layer, output in outputs.items()}
+    with hooks_unchanged(network), pytest.raises(SettingsError, match="neither in tiles nor in regions"):
+        measure_style(network, style, settings, guide)
+    region = Region(measure_style(network, style, settings), guide)
+    with pytest.raises(SettingsError, match="neither in tiles nor in regions"):
+        Objective(network, style, [region], settings)
+
+
+# Normalised gradients
+
+NORMALIZED = SHALLOW.replace(
+    style_loss="gram",
+    content_weight=0.3,
+    style_weight=0.7,
+    range_weight=0.0,
+    tv_weight=0.0,
+    normalize_gradients=True,
+)
+
+
+@pytest.mark.parametrize("content_layer", ["relu2_2", "relu2_1"])  # one is a style layer too
+def test_normalized_gradients_are_those_of_each_loss_at_its_layer(
+    tiny_weights: Weights, content_layer: str
+) -> None:
+    """Each loss's gradient at its own layer, of length 1 in L1, times its weight, sent on to the picture."""
+    settings = NORMALIZED.replace(content_layers=(content_layer,))
+    image = picture(16, 24, seed=2).double().requires_grad_()
+    (found,) = torch.autograd.grad(objective_of(tiny_weights, settings)(image).total, image)
+
+    network = shallow(tiny_weights, settings)
+    layers = {content_layer, *settings.style_layers}
+    with capture(network, layers) as outputs:
+        network(picture(16, 24).double())
+        content = dict(outputs)
+        network(picture(20, 18, seed=1).double())
+        style = dict(outputs)
+        network(image)
+        features = dict(outputs)
+    weighted = [(0.3, content_layer, content_loss(features[content_layer], content[content_layer]))]
+    for layer, share in (("relu1_1", 0.75), ("relu2_1", 0.25)):  # of the layers' weights 3 and 1
+        distance = gram_loss((gram_matrix(features[layer]),), (gram_matrix(style[layer]),))
+        weighted.append((0.7 * share, layer, distance))
+    expected = torch.zeros_like(image)
+    for weight, layer, loss in weighted:
+        (own,) = torch.autograd.grad(loss, features[layer], retain_graph=True)
+        scaled = weight * own / own.abs().sum()
+        expected += torch.autograd.grad(features[layer], image, scaled, retain_graph=True)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("style_loss", STYLE_LOSSES)
+def test_normalizing_gradients_leaves_the_losses_alone(tiny_weights: Weights, style_loss: Any) -> None:
+    settings = SHALLOW.replace(style_loss=style_loss)
+    image = picture(16, 24, seed=2).double().requires_grad_()
+    plain = objective_of(tiny_weights, settings)(image)
+    objective = objective_of(tiny_weights, settings.replace(normalize_gradients=True))
+    losses = objective(image)
+    for name, value in plain.terms.items():
+        torch.testing.assert_close(losses.terms[name], value)
+    (gradient,) = torch.autograd.grad(losses.total, image)
+    (other,) = torch.autograd.grad(plain.total, image)
+    assert gradient.isfinite().all()
+    assert not torch.allclose(gradient, other)
+    assert count_hooks(objective.network) == 0
+
+
+def test_normalized_gradient_has_the_norm_asked_for_at_every_backward() -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = (normalize_gradient(x, 2.5) ** 3).sum()
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(loss, x, retain_graph=True)
+        assert float(gradient.abs().sum()) == pytest.approx(2.5, rel=1e-6)
+        torch.testing.assert_close(gradient / gradient.abs().max(), x**2 / (x**2).max())
+
+
+def test_normalized_gradient_of_nothing_stays_nothing() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad((normalize_gradient(x, 1e6) * 0).sum(), x)
+    assert torch.equal(gradient, torch.zeros(3))
+    assert not normalize_gradient(torch.ones(3), 1.0).requires_grad
+
+
+def test_hooks_of_normalized_gradients_end_with_their_graph() -> None:
+    """Nothing but the graph holds the tensor that has the hook, and the tensor that came in has none."""
+    x = torch.ones(3, requires_grad=True)
+    alone = normalize_gradient(x, 1.0)
+    loss = alone.sum()
+    hooks = alone._backward_hooks
+    assert hooks is not None
+    assert len(hooks) == 1
+    assert not x._backward_hooks
+    gone = weakref.ref(next(iter(hooks.values())))
+    loss.backward()
+    del alone, loss, hooks
+    gc.collect()
+    assert gone() is None
+
+
+def test_content_layers_count_by_their_weights(tiny_weights: Weights) -> None:
+    """Relative losses: the weighted mean; the published forms: the weighted sum."""
+    layers, weights = ("relu1_2", "relu2_2"), (3.0, 1.0)
+    image = picture(16, 24, seed=2).double()
+
+    def content(**changes: Any) -> float:
+        return float(objective_of(tiny_weights, SHALLOW.replace(**changes))(image).terms["content"])
+
+    first, second = (content(content_layers=(layer,)) for layer in layers)
+    both = content(content_layers=layers, content_layer_weights=weights)
+    assert both == pytest.approx((3 * first + second) / 4, rel=1e-12)
+    published = {"normalization": "johnson", "style_loss": "gram"}
+    first, second = (content(content_layers=(layer,), **published) for layer in layers)
+    both = content(content_layers=layers, content_layer_weights=weights, **published)
+    assert both == pytest.approx(3 * first + second, rel=1e-12)

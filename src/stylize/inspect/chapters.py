@@ -14,7 +14,7 @@ from stylize.inspect import report
 from stylize.inspect.diagnosis import Finding
 from stylize.inspect.drawing import GRAM_CHANNELS, draw_features, draw_flow, draw_grams, draw_heat
 from stylize.inspect.gradcam import grad_cam, heat
-from stylize.inspect.measure import Flow, Numbers, Subject, content_errors, style_errors, style_targets
+from stylize.inspect.measure import Flow, Numbers, Subject, content_errors, gram_of, style_errors
 from stylize.nst.classifier import CAM_LAYER, Classifier, class_names
 from stylize.nst.objective import Objective
 
@@ -223,11 +223,11 @@ def _tell_class(
 
 
 def _tell_grams(subject: Subject, writer: _Writer) -> Iterator[str]:
-    centred = subject.settings.style_loss == "centred"
+    centred = subject.settings.style_loss != "gram"
     guide = "style" if "style" in subject.sights else "content"
     yield report.heading("Gram matrices, centred" if centred else "Gram matrices")
     text = (
-        "Which channels are strong in the same places: what the style loss compares. Up to "
+        "Which channels are strong in the same places. Up to "
         f"{GRAM_CHANNELS} channels of each layer, those that are strongest in the {guide}, stand in the same order "
         "and on one scale, that of square roots; the bar shows the values. Red is positive, blue is negative."
     )
@@ -236,8 +236,7 @@ def _tell_grams(subject: Subject, writer: _Writer) -> Iterator[str]:
     yield report.paragraph(text)
     for layer in subject.layers:
         matrices = {
-            name: style_targets(sight, [layer], subject.settings)[layer][-1][0]
-            for name, sight in subject.sights.items()
+            name: gram_of(sight, layer, subject.settings) for name, sight in subject.sights.items()
         }
         order = matrices[guide].diagonal().argsort(descending=True, stable=True).tolist()
         difference = matrices[subject.last] - matrices["style"] if "style" in matrices else None

@@ -39,6 +39,7 @@ from stylize.nst.vgg import Vgg19, load_weights, minimum_size
 from stylize.settings import LAYERS, Settings
 
 REPORT = "report.html"
+FIGURES = ("gram", "features")  # of each layer; flow and heat are those of the losses
 PROPORTIONS = 0.02  # how much a result's may differ from its content's, by rounding to whole pixels
 
 
@@ -78,7 +79,7 @@ def inspect_picture(
         settings: whose losses are explained; None = those inside `result` when it has some, else the defaults.
         explain: an ImageNet class, by name or number, or "top" for the likeliest, to be found in each picture.
         classifier: "torchvision" (a download), the path of its state dict, or a loaded one; for `explain`.
-        overwrite: may an older report be replaced?
+        overwrite: may an older report be replaced, or what has the name of one of its pictures?
         max_pixels: refuse to read larger pictures; None is Pillow's own limit.
         overrides: single settings, on top.
 
@@ -100,7 +101,7 @@ def inspect_picture(
     size = _common_size(read, settings)
     _check_size(size, (*chosen, *settings.style_layers, *settings.content_layers))
     number = None if explain in (None, "top") else find_class(str(explain))
-    folder = _check_folder(Path(out), overwrite=overwrite)
+    folder = _check_folder(Path(out), chosen, overwrite=overwrite)
     if explain is not None and not isinstance(classifier, Classifier):
         classifier = load_classifier(classifier)
     from stylize.inspect.chapters import write_report  # it draws, which needs the extra
@@ -133,17 +134,17 @@ def _chosen_layers(layers: Sequence[str] | None, settings: Settings) -> tuple[st
     return tuple(sorted(set(wanted), key=LAYERS.index))
 
 
-def _check_folder(folder: Path, *, overwrite: bool) -> Path:
+def _check_folder(folder: Path, layers: Sequence[str], *, overwrite: bool) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder} cannot be made: {error.strerror}. Choose another folder.") from error
     if not os.access(folder, os.W_OK):
         raise OutputError(f"{folder} cannot be written to. Choose another folder.")
-    if (folder / REPORT).exists() and not overwrite:
-        raise OutputError(
-            f"{folder / REPORT} exists already. Choose another folder, or replace it with --overwrite."
-        )
+    names = [REPORT, "flow.png", "heat_*.png", *(f"{what}_{layer}*.png" for layer in layers for what in FIGURES)]
+    taken = [path for name in names for path in folder.glob(name)]
+    if taken and not overwrite:
+        raise OutputError(f"{taken[0]} exists already. Choose another folder, or replace it with --overwrite.")
     return folder
 
 

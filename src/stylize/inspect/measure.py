@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from stylize.nst.hooks import Magnitudes, capture, watch_gradients
-from stylize.nst.losses import STYLE_LOSSES, Statistics, content_loss, moments
+from stylize.nst.losses import (
+    STYLE_LOSSES,
+    FeatureLoss,
+    Statistics,
+    centred_statistics,
+    content_loss,
+    gram_statistics,
+    moments,
+)
 from stylize.nst.objective import Losses, Objective, layer_weights
 from stylize.nst.vgg import Vgg19
 from stylize.settings import Settings
@@ -103,17 +111,31 @@ def strongest(features: Tensor, count: int) -> FeatureMaps:
 
 
 def style_targets(style: Sight, layers: Sequence[str], settings: Settings) -> dict[str, Statistics]:
-    """What the style loss of the settings compares with, at each of `layers`."""
-    statistics = STYLE_LOSSES[settings.style_loss].statistics
-    return {layer: statistics(*style.statistics[layer]) for layer in layers}
-
-
-def style_errors(sight: Sight, style: Sight, settings: Settings) -> dict[str, float]:
-    """How far each layer's statistics are from the style's, relative to the style's own size or spread."""
+    """The statistics of a style that the style loss of the settings asks for, at each of `layers`."""
     loss = STYLE_LOSSES[settings.style_loss]
-    layers = list(sight.outputs)
-    found, wanted = style_targets(sight, layers, settings), style_targets(style, layers, settings)
-    return {layer: float(loss.distance(found[layer], wanted[layer], "relative")) for layer in layers}
+    if isinstance(loss, FeatureLoss):
+        return {layer: loss.statistics(style.outputs[layer]) for layer in layers}
+    return {layer: loss.statistics(*style.statistics[layer]) for layer in layers}
+
+
+def gram_of(sight: Sight, layer: str, settings: Settings) -> Tensor:
+    """A layer's Gram matrix [C, C]: the plain one where that is the style loss, else the centred one."""
+    statistics = gram_statistics if settings.style_loss == "gram" else centred_statistics
+    return statistics(*sight.statistics[layer])[-1][0]
+
+
+@torch.no_grad()
+def style_errors(sight: Sight, style: Sight, settings: Settings) -> dict[str, float]:
+    """How far each layer is from the style's by the style loss, relative to the style's own size or spread."""
+    loss = STYLE_LOSSES[settings.style_loss]
+    errors = {}
+    for layer, wanted in style_targets(style, list(sight.outputs), settings).items():
+        if isinstance(loss, FeatureLoss):
+            errors[layer] = float(loss.distance(sight.outputs[layer], wanted, "relative"))
+        else:
+            found = loss.statistics(*sight.statistics[layer])
+            errors[layer] = float(loss.distance(found, loss.target(wanted), "relative"))
+    return errors
 
 
 def content_errors(sight: Sight, content: Sight) -> dict[str, float]:

@@ -4,10 +4,12 @@
     watch_gradients         see what flows forward and back through layers
     clip_gradients          bound the gradients of parameters or tensors
     guard_gradient          what the method itself has on its picture
+    normalize_gradient      what it may have on what a single loss sees of a layer
     check_hook              find out whether a hook of one's own behaves
 
 Every registration of a hook in this project is in this file, and each sits in a context manager that removes
-it on the way out, whatever happened inside. Hooks are state of the module they sit on: two threads must not
+it on the way out, whatever happened inside; that of `normalize_gradient` sits on a tensor which it makes itself,
+and is gone with it. Hooks are state of the module they sit on: two threads must not
 use one hooked network at the same time. Networks inside `DataParallel` and `DistributedDataParallel` are
 unwrapped; compiled ones are refused.
 """
@@ -320,6 +322,21 @@ def guard_gradient(
         handle.remove()
 
 
+def normalize_gradient(tensor: Tensor, norm: float) -> Tensor:
+    """The same values again, whose gradient flows back with an L1 norm of `norm`; one that is 0 stays 0.
+
+    What a single loss is computed from is given this way, the rest of the network the tensor itself: the loss's
+    own gradient is then changed before the others join it. The hook belongs to the result and ends with its
+    graph: nothing else holds it.
+
+    Source: neural-style's `-normalize_gradients` (Johnson 2015).
+    """
+    alone = tensor.view_as(tensor)
+    if alone.requires_grad:
+        alone.register_hook(partial(_with_norm, norm))
+    return alone
+
+
 class CheckedHook:
     """A hook that is watched: use it in the place of the hook it was made from, then ask it.
 
@@ -475,6 +492,13 @@ class _TensorHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _with_norm(norm: float, gradient: Tensor) -> Tensor:
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    found = torch.linalg.vector_norm(gradient, ord=1, dtype=wide)
+    factor = torch.where(found > 0, norm / found, 0.0).to(gradient.dtype)
+    return gradient * factor
 
 
 def _note_gradient(flow: LayerFlow, keep: bool, gradient: Tensor) -> None:

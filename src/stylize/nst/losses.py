@@ -16,11 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from stylize.errors import SettingsError
+from stylize.nst.transport import directions, line_cost, read_off, sort_lines, square_root, trace_of_root
 from stylize.settings import Normalization
 
 Statistics: TypeAlias = tuple[Tensor, ...]  # what one layer knows of a style
 
 Index: TypeAlias = tuple[Any, ...]  # what stands between the brackets of a tensor
+
+# Values that are kept of a style, for each line along which values are sorted; a larger style is read off at so
+# many ranks.
+_MOST_QUANTILES = 4096
+_LEAST_VARIANCE = 1e-4  # of the Gaussians of w2 in any direction, as a share of the style's mean variance
+# Where every channel's deviation is off by a small share δ, a distance between values is δ² and ‖Σ − Σ̂‖²/‖Σ̂‖² is
+# 4·δ². With this factor one content weight suits both. w2 goes without: it holds the faint directions between the
+# channels as firmly as the strong ones, and with the factor puts the painting in the photograph's place.
+_AS_VARIANCES = 4.0
+_CHANNELS_PER_DIRECTION = 4  # directions of the sliced Wasserstein distance: one for so many channels
 
 _VALUES_PER_BAND = 1 << 18  # of a picture, that are looked at together: one megabyte
 
@@ -56,14 +68,14 @@ def moment_sums(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor
 
 
 def inject_moments_gradient(
-    features: Tensor, mean: Tensor, gram: Tensor, box: tuple[slice, slice], weights: Tensor | None = None
+    features: Tensor, mean: Tensor, gram: Tensor, box: Index, weights: Tensor | None = None
 ) -> Tensor:
     """The features again, so made that the backward pass adds a gradient of `moment_sums` to theirs.
 
     Args:
         features: [1, C, H, W].
         mean, gram: the loss's gradient with respect to the two sums, [R, C] and [R, C, C].
-        box: the rows and columns of the features over which the sums were taken.
+        box: the places of the features over which the sums were taken.
         weights: [R, h, w] of the box, as in `moment_sums`.
     """
     injected: Tensor = _Injection.apply(features, mean, gram, box, weights)
@@ -130,25 +142,129 @@ def centred_loss(found: Statistics, target: Statistics, normalization: Normaliza
     In an uncentred Gram matrix the mean outweighs the rest, so that wrong colours cost almost nothing.
     """
     (mean, covariance), (mean_target, covariance_target) = found, target
-    spread = covariance_target.diagonal(dim1=-2, dim2=-1).sum()
-    # A flat style has no spread; its mean then sets the measure.
-    mean_error = (mean - mean_target).square().sum() / _floor(spread, 1e-4 * mean_target.square().sum())
+    mean_error = (mean - mean_target).square().sum() / _spread(mean_target, _trace(covariance_target))
     error = (covariance - covariance_target).square().sum()
     return mean_error + error / _floor(covariance_target.square().sum(), 1e-8 * mean_target.square().sum() ** 2)
 
 
+def meanstd_statistics(mean: Tensor, gram: Tensor) -> Statistics:
+    """The mean and the deviation of each channel, whatever the channels have to do with each other."""
+    variance = (gram.diagonal(dim1=-2, dim2=-1) - mean.square()).clamp(min=0)
+    # A channel that is the same everywhere has a deviation without a slope: a thousandth of the others' mends it.
+    return mean, (variance + _floor(1e-6 * variance.mean())).sqrt()
+
+
+def meanstd_loss(found: Statistics, target: Statistics, normalization: Normalization = "relative") -> Tensor:
+    """4·(‖μ − μ̂‖² + ‖σ − σ̂‖²) / ‖σ̂‖² (Galerne et al. 2024, who average over the channels instead)."""
+    (mean, deviation), (mean_target, deviation_target) = found, target
+    error = (mean - mean_target).square().sum() + (deviation - deviation_target).square().sum()
+    return _AS_VARIANCES * error / _spread(mean_target, deviation_target.square().sum())
+
+
+def w2_target(style: Statistics) -> Statistics:
+    """Mean, tr Σ̂ and Σ̂^½, where Σ̂ is the covariance and a little of the identity."""
+    mean, covariance = style
+    spread = _spread(mean, _trace(covariance))
+    return mean, spread, square_root(_widened(covariance, spread))
+
+
+def w2_loss(found: Statistics, target: Statistics, normalization: Normalization = "relative") -> Tensor:
+    """(‖μ − μ̂‖² + tr(Σ + Σ̂ − 2·(Σ̂^½·Σ·Σ̂^½)^½)) / tr Σ̂: what it costs to carry one Gaussian to the other.
+
+    Source: Crowson's style-transfer-pytorch, who averages over the channels instead; `target` is of `w2_target`.
+    Both covariances have a ten-thousandth of the style's mean variance added in every direction: she adds 1e-4.
+    """
+    (mean, covariance), (mean_target, spread, root) = found, target
+    covariance = _widened(covariance, spread)
+    shared = trace_of_root(root @ covariance @ root).sum()
+    error = (mean - mean_target).square().sum() + _trace(covariance) + root.square().sum() - 2 * shared
+    return error / spread
+
+
+def histogram_statistics(features: Tensor) -> Statistics:
+    """Each channel's values in order: its histogram, as fine as it can be."""
+    return (_quantiles(_lines(features)),)
+
+
+def histogram_loss(features: Tensor, target: Statistics, normalization: Normalization = "relative") -> Tensor:
+    """4·Σ (F − R(F))² / N, relative to the style's spread: each channel's values against those of the same rank.
+
+    Risser et al. 2017 (arXiv 1701.08893, section 4), with ranks in place of their 256 bins: no two values that
+    differ are taken for one.
+    """
+    (quantiles,) = target
+    return _line_loss(_lines(features), quantiles)
+
+
+def swd_statistics(features: Tensor) -> Statistics:
+    """Directions between the channels, and along each of them the values in order."""
+    C = features.shape[1]
+    lines = _lines(features)
+    along = directions(C, max(1, C // _CHANNELS_PER_DIRECTION), lines)
+    return along, _quantiles(along @ lines)
+
+
+def swd_loss(features: Tensor, target: Statistics, normalization: Normalization = "relative") -> Tensor:
+    """4 times the squared sliced Wasserstein distance over fixed directions, relative to the spread in them.
+
+    Heitz et al. 2021 (arXiv 2006.07229), who draw as many directions as there are channels anew for each step;
+    L-BFGS wants the same function at every step.
+    """
+    along, quantiles = target
+    return _line_loss(along @ _lines(features), quantiles)
+
+
+def as_it_is(style: Statistics) -> Statistics:
+    """Most distances take a style's statistics as they were measured."""
+    return style
+
+
 @dataclass(frozen=True)
 class StyleLoss:
-    """A way to say what a style is: a layer's statistics, and the distance between two of them."""
+    """A way to say what a style is by sums over a layer's places, which any part of a picture adds to."""
 
     statistics: Callable[[Tensor, Tensor], Statistics]  # of a layer's mean [B, C] and Gram matrix [B, C, C]
-    distance: Callable[[Statistics, Statistics, Normalization], Tensor]
+    distance: Callable[[Statistics, Statistics, Normalization], Tensor]  # of a picture's statistics from a target
+    target: Callable[[Statistics], Statistics] = as_it_is  # what `distance` wants of a style, found once
 
 
-STYLE_LOSSES: Mapping[str, StyleLoss] = {
+@dataclass(frozen=True)
+class FeatureLoss:
+    """A way to say what a style is that looks at all of a layer's features [1, C, H, W] at once."""
+
+    statistics: Callable[[Tensor], Statistics]
+    distance: Callable[[Tensor, Statistics, Normalization], Tensor]  # of a picture's features from a style
+
+
+STYLE_LOSSES: Mapping[str, StyleLoss | FeatureLoss] = {
     "centred": StyleLoss(centred_statistics, centred_loss),
     "gram": StyleLoss(gram_statistics, gram_loss),
+    "meanstd": StyleLoss(meanstd_statistics, meanstd_loss),
+    "w2": StyleLoss(centred_statistics, w2_loss, w2_target),
+    "histogram": FeatureLoss(histogram_statistics, histogram_loss),
+    "swd": FeatureLoss(swd_statistics, swd_loss),
 }
+
+
+def is_additive(name: str) -> bool:
+    """Is a style loss one of sums over places, which can be measured in tiles and in regions?"""
+    return isinstance(STYLE_LOSSES[name], StyleLoss)
+
+
+def additive_loss(name: str) -> StyleLoss:
+    """The style loss of this name.
+
+    Raises:
+        SettingsError: when it is not one of sums over places.
+    """
+    loss = STYLE_LOSSES[name]
+    if isinstance(loss, FeatureLoss):
+        others = ", ".join(other for other in STYLE_LOSSES if is_additive(other))
+        raise SettingsError(
+            f"style_loss {name!r} sorts the values of a whole layer, so it can be measured neither in tiles nor "
+            f"in regions; use one of {others}."
+        )
+    return loss
 
 
 def total_variation(image: Tensor) -> Tensor:
@@ -164,6 +280,40 @@ def range_penalty(image: Tensor) -> Tensor:
     """Mean square excess of [B, C, H, W] over [0, 1]: what a file cannot hold."""
     penalty: Tensor = _RangePenalty.apply(image)
     return penalty
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    """The sum of the diagonals of [B, C, C]."""
+    return matrix.diagonal(dim1=-2, dim2=-1).sum()
+
+
+def _widened(covariance: Tensor, spread: Tensor) -> Tensor:
+    """A covariance [B, C, C] with a little more variance in every direction; the style has `spread` in all."""
+    C = covariance.shape[-1]
+    identity = torch.eye(C, dtype=covariance.dtype, device=covariance.device)
+    return covariance + _LEAST_VARIANCE / C * spread * identity
+
+
+def _spread(mean: Tensor, variance: Tensor) -> Tensor:
+    """A style's variance over all channels, as a measure; of a flat style, which has none, the mean sets it."""
+    return _floor(variance, 1e-4 * mean.square().sum())
+
+
+def _lines(features: Tensor) -> Tensor:
+    """[1, C, H, W] as [C, N], contiguous, float32 or float64."""
+    return features[0].flatten(1).to(torch.promote_types(features.dtype, torch.float32)).contiguous()
+
+
+def _quantiles(lines: Tensor) -> Tensor:
+    """Values [K, N] in order, [1, K, N], or read off at the ranks that are kept."""
+    return read_off(sort_lines(lines)[0], min(lines.shape[-1], _MOST_QUANTILES)).unsqueeze(0)
+
+
+def _line_loss(lines: Tensor, quantiles: Tensor) -> Tensor:
+    """4 times what it costs a place to carry values [K, N] to quantiles [1, K, M], relative to their spread."""
+    variance = quantiles.var(dim=-1, correction=0).sum()
+    cost = line_cost(lines, quantiles[0]) / lines.shape[-1]
+    return _AS_VARIANCES * cost / _spread(quantiles.mean(dim=-1), variance)
 
 
 def _floor(value: Tensor, least: Tensor | float = 0.0) -> Tensor:
@@ -199,7 +349,7 @@ class _Injection(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, mean: Tensor, gram: Tensor, box: tuple[slice, slice], weights: Tensor | None
+        ctx: Any, features: Tensor, mean: Tensor, gram: Tensor, box: Index, weights: Tensor | None
     ) -> Tensor:
         ctx.save_for_backward(features, mean, gram, weights)
         ctx.box = box
@@ -209,11 +359,10 @@ class _Injection(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, passed: Tensor) -> tuple[Tensor | None, ...]:
         features, mean, gram, weights = ctx.saved_tensors
-        part = (..., *ctx.box)
-        inside = features[part]
+        inside = features[ctx.box]
         own = _moments_gradient(_rows(inside), mean, gram, weights)
         gradient = passed.clone(memory_format=torch.preserve_format)
-        gradient[part] += own.transpose(1, 2).reshape(inside.shape)
+        gradient[ctx.box] += own.transpose(1, 2).reshape(inside.shape)
         return gradient, None, None, None, None
 
 
