@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "stylize"
-GROUND = {"errors", "settings", "events"}
+GROUND = {"errors", "settings", "events", "process"}
 HALLS = {"images", "nst"}  # side by side: neither knows the other
 UPSTAIRS = {"batch", "inspect"}
 
@@ -20,16 +20,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
     "events": {"errors"},
+    "process": set(),
     "images": GROUND,
+    "regions": {"images"} | GROUND,
+    "checkpoint": {"images"} | GROUND,
     "nst": GROUND,
     "batch": HALLS | GROUND,
     "inspect": HALLS | GROUND,
-    "api": UPSTAIRS | HALLS | GROUND,
-    "progress": GROUND,  # of the command only
-    "cli": {"progress", "api"} | UPSTAIRS | HALLS | GROUND,
-    "web": {"api"} | UPSTAIRS | HALLS | GROUND,
+    "api": {"regions", "checkpoint"} | UPSTAIRS | HALLS | GROUND,
+    "progress": GROUND,  # of the command and the page
+    "cli": {"progress", "api", "regions", "checkpoint", "web"} | UPSTAIRS | HALLS | GROUND,
+    "web": {"progress", "api", "regions"} | UPSTAIRS | HALLS | GROUND,
     "__main__": {"cli"},
-    "__init__": {"api", "batch", "errors", "settings", "nst"},  # the names it exports
+    "__init__": {"api", "batch", "errors", "regions", "settings", "nst"},  # the names it exports
 }
 # Libraries that only some rooms may know.
 LIVES_IN: dict[str, set[str]] = {
@@ -38,11 +41,13 @@ LIVES_IN: dict[str, set[str]] = {
     "PIL": {"images", "api", "web"},
     "tifffile": {"images"},
     "gradio": {"web"},
+    "fastapi": {"web"},
+    "uvicorn": {"web"},
     "ray": {"batch"},
     "matplotlib": {"inspect"},
-    "torch": {"events", "images", "nst", "api", "batch", "inspect", "web"},
+    "torch": {"events", "images", "checkpoint", "nst", "api", "batch", "inspect", "web"},
     "torchvision": {"nst"},
-    "safetensors": {"nst"},
+    "safetensors": {"nst", "checkpoint"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -33,7 +33,9 @@ from stylize.settings import Settings, preset_names
 ROOT = Path(__file__).parents[1]
 TINY = ("--size", "32", "--iterations", "3", "--precision", "fp32", "--device", "cpu")
 OUTPUT_OPTIONS = {
+    "--content",
     *("--out", "--overwrite", "--config", "--save-every", "--log-dir", "--max-pixels", "--quiet", "--json"),
+    *("--region", "--protect", "--checkpoint"),
     *("--version", "--help"),
     *("--include", "--exclude", "--format", "--dry-run", "--retry-failed", "--fail-fast", "--shard"),
     *("--engine", "--workers", "--threads", "--ray-address"),
@@ -342,6 +344,7 @@ def test_every_kind_of_option_reaches_the_settings() -> None:
         "style_layers": ["relu1_1", "relu2_1"],
         "style_layer_weights": [4.0, 3.0],
         "content_layers": ["relu2_1"],
+        "content_layer_weights": [1.0],
         "upscale": True,
         "time_budget_s": 60.0,
         "clip_norm": 5.0,
@@ -403,6 +406,24 @@ def test_a_record_that_lacks_a_part_is_said_to(settings: object) -> None:
     assert_refused(paint_tiny("--config", "part.png"), "part.png", "settings are missing")
 
 
+def test_a_result_of_a_newer_release_is_named() -> None:
+    record = {
+        "program": "stylize",
+        "version": "9.9",
+        "content": {"name": "a.png"},
+        "styles": [{"name": "b.png"}],
+        "outcome": "done",
+        "evaluations": 1,
+        "weights": {"name": "embedded", "sha256": "0" * 64},
+        "losses": {},
+        "settings": {"strokes": 7},
+    }
+    images.save_picture(images.read_picture("style.png").tensor, "new.png", record=record)
+    assert_refused(run("info", "new.png"), "new.png: There is no setting 'strokes'", "--json")
+    assert_refused(paint_tiny("--config", "new.png"), "new.png: There is no setting 'strokes'", "9.9")
+    assert json.loads(run("info", "new.png", "--json").stdout) == record
+
+
 def test_a_former_result_repeats_itself_to_the_byte() -> None:
     paint_tiny("--out", "a.png", "--init", "noise", "--seed", "7")
     result = run("content.png", "style.png", "--config", "a.png", "--out", "b.png")
@@ -412,7 +433,7 @@ def test_a_former_result_repeats_itself_to_the_byte() -> None:
 
 def test_presets_are_listed() -> None:
     result = run("presets")
-    assert [line for line in result.stdout.splitlines() if not line.startswith(" ")] == preset_names()
+    assert [line.split()[0] for line in result.stdout.splitlines()] == preset_names()
 
 
 def test_the_same_command_again_is_refused_without_overwrite() -> None:
@@ -490,14 +511,14 @@ def test_no_snapshot_replaces_what_it_is_painted_from(how: str) -> None:
 
 
 def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = images.write_whole
+    appearing = images._appearing
 
-    def full_for_snapshots(path: Path, data: bytes, **options: Any) -> None:
+    def full_for_snapshots(path: Path, **options: Any) -> Any:
         if path.name.startswith("r.0000"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, data, **options)
+        return appearing(path, **options)
 
-    monkeypatch.setattr(images, "write_whole", full_for_snapshots)
+    monkeypatch.setattr(images, "_appearing", full_for_snapshots)
     result = paint_tiny("--out", "r.png", "--save-every", "1")
     assert result.exit_code == 0
     assert result.stderr.count("No space left on device") == 1
@@ -512,14 +533,14 @@ def test_a_snapshot_that_cannot_be_written_does_not_end_the_run(monkeypatch: pyt
 def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be written into the working directory any more; the temporary folder is another."""
     monkeypatch.setattr(tempfile, "tempdir", str(folder.parent))
-    write = images.write_whole
+    appearing = images._appearing
 
-    def full(path: Path, data: bytes, **options: Any) -> None:
+    def full(path: Path, **options: Any) -> Any:
         if folder in [path.absolute(), *path.absolute().parents]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, data, **options)
+        return appearing(path, **options)
 
-    monkeypatch.setattr(images, "write_whole", full)
+    monkeypatch.setattr(images, "_appearing", full)
 
 
 @pytest.mark.usefixtures("full_disk")

@@ -42,8 +42,9 @@ def valid_settings(draw: st.DrawFn) -> Settings:
     texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
     style_layers = draw(layers(1))
     candidates: dict[str, st.SearchStrategy[Any]] = {
-        "size": st.just("full") | st.integers(16, 10**5),
+        "size": st.just("full") | st.integers(16, 10**5) | st.tuples(*[st.integers(16, 10**5)] * 2),
         "upscale": st.booleans(),
+        "normalize_gradients": st.booleans(),
         "iterations": st.none() | counts,
         "time_budget_s": st.none() | positive,
         "scales": st.none() | st.integers(1, 12),
@@ -72,6 +73,11 @@ def valid_settings(draw: st.DrawFn) -> Settings:
         chosen["style_loss"] = "gram"
     if draw(st.booleans()):
         chosen |= {"style_layers": style_layers, "style_layer_weights": draw(weights(len(style_layers)))}
+        count = len(style_layers)
+        sources = st.lists(st.integers(0, 3), min_size=count, max_size=count).map(tuple)
+        chosen["style_layer_sources"] = draw(st.none() | sources)
+    if "content_layers" in chosen:
+        chosen["content_layer_weights"] = draw(weights(len(chosen["content_layers"])))
     return Settings(**chosen)
 
 
@@ -178,6 +184,7 @@ def test_any_value_is_accepted_or_refused_by_name(name: str, value: Any) -> None
         ({"size": 512.0}, r"size is 512\.0.*whole number"),
         ({"size": True}, r"size is True"),
         ({"upscale": "no"}, r"upscale is 'no'; it can be true or false"),
+        ({"normalize_gradients": 1}, r"normalize_gradients is 1; it can be true or false"),
         ({"quality": "god"}, r"quality is 'god'; it can be draft, good, best\. Did you mean good\?"),
         ({"iterations": 0}, r"iterations is 0; it must be a whole number of at least 1"),
         ({"iterations": 2.5}, r"iterations is 2\.5; it must be a whole number"),

@@ -354,11 +354,11 @@ def test_inputs_are_left_alone() -> None:
 def test_style_is_measured_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
 
-    def counted(network: Vgg19, style: Tensor, settings: Settings) -> Any:
+    def counted(most_pixels: int, network: Vgg19, style: Tensor, settings: Settings) -> Any:
         sizes.append((style.shape[3], style.shape[2]))
         return measure_style(network, style, settings)
 
-    monkeypatch.setattr(module, "measure_style", counted)
+    monkeypatch.setattr(module, "measure_style_within", counted)
     job = Job(TWO_SCALES.replace(size=24))
     job.paint()
     assert sizes == [(12, 9), (24, 17)]  # 20/28 of 12 is 8.57, of 24 is 17.14
@@ -382,11 +382,11 @@ def test_style_scale_is_the_styles_size_over_the_results(
 ) -> None:
     seen: list[tuple[int, int]] = []
 
-    def noted(network: Vgg19, style: Tensor, settings: Settings) -> dict[str, Any]:
+    def noted(most_pixels: int, network: Vgg19, style: Tensor, settings: Settings) -> dict[str, Any]:
         seen.append((style.shape[3], style.shape[2]))
         return {}
 
-    monkeypatch.setattr(module, "measure_style", noted)
+    monkeypatch.setattr(module, "measure_style_within", noted)
     Style(tiny_network(), [picture(20, 28)], SHALLOW.replace(style_scale=scale)).at(28, torch.device("cpu"))
     assert seen == [size]
 

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from stylize.batch.report import BatchReport
     from stylize.errors import StylizeError
     from stylize.nst.hooks import capture, check_hook, clip_gradients, watch_gradients
+    from stylize.nst.memory import plan_memory
+    from stylize.regions import Region
     from stylize.settings import Settings
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchReport",
+    "Region",
     "Result",
     "Settings",
     "StylizeError",
@@ -31,6 +34,7 @@ __all__ = [
     "check_hook",
     "clip_gradients",
     "load_settings",
+    "plan_memory",
     "stylize",
     "stylize_folder",
     "watch_gradients",
@@ -38,7 +42,9 @@ __all__ = [
 
 _HOMES = {
     "BatchReport": "stylize.batch.report",
+    "Region": "stylize.regions",
     "Settings": "stylize.settings",
+    "plan_memory": "stylize.nst.memory",
     "StylizeError": "stylize.errors",
     **dict.fromkeys(("capture", "check_hook", "clip_gradients", "watch_gradients"), "stylize.nst.hooks"),
 }

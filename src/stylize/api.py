@@ -8,8 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
+import math
 import os
 import platform
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,19 +31,28 @@ from stylize.batch.manifest import file_hash
 from stylize.batch.plan import Job, make_plan
 from stylize.batch.report import BatchListener, BatchReport
 from stylize.batch.run import Choice, run_folder
-from stylize.errors import OutputError, RunError, SaveError, SettingsError
+from stylize.checkpoint import Checkpoint, check_folder, has_checkpoint
+from stylize.errors import OutputError, PictureError, RunError, SaveError, SettingsError
 from stylize.events import Evaluated, Event, Listener, Notice, ignore
 from stylize.images import Source
 from stylize.inspect.record import Wiring, check_log_dir, wired
+from stylize.nst.color import keep_grey, showing_chroma, shown, shown_style, with_chroma
 from stylize.nst.device import choose_device, choose_dtype
 from stylize.nst.hooks import GradientHook
-from stylize.nst.optimize import Outcome
-from stylize.nst.transfer import Painting, Style, scale_sizes, target_size, transfer
+from stylize.nst.losses import additive_loss
+from stylize.nst.memory import Plan, plan_memory
+from stylize.nst.optimize import INTERRUPTED, Outcome, keep_nothing
+from stylize.nst.ranks import ALONE, Ranks
+from stylize.nst.regions import Division, Regions
+from stylize.nst.transfer import Painting, Style, fit, resize, scale_sizes, target_size, transfer
 from stylize.nst.vgg import Vgg19, load_weights, minimum_size
-from stylize.settings import Settings
+from stylize.regions import Region
+from stylize.settings import NAMED_STARTS, Settings
 
+CHECKED_SIDE = 1024  # px, long side, at which masks are looked at before the run
+STRETCHED = 0.05  # of a mask's proportions to the picture's, as a share: more is said, less is rounding
+ALPHA = "alpha"  # what `protect` can be besides a mask: where the content is transparent
 Config: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
-NAMED_STARTS = ("content", "noise", "style")  # what `Settings.init` can be besides a path
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,7 @@ class UnsavedError(SaveError):
 
 
 def stylize(
-    content: Source,
+    content: Source | None,
     style: Source | Sequence[Source],
     *,
     out: str | os.PathLike[str] | None = None,
@@ -98,28 +110,36 @@ def stylize(
     config: Config | None = None,
     overwrite: bool = False,
     init: Source | None = None,
+    regions: Sequence[Region] = (),
+    protect: Source | None = None,
     on_event: Listener = ignore,
     snapshot_every: int | None = None,
     gradient_hooks: Sequence[GradientHook] = (),
     max_pixels: int | None = None,
     log_dir: str | os.PathLike[str] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     **overrides: Any,
 ) -> Result:
-    """Paint `content` in the manner of `style`.
+    """Paint `content` in the manner of `style`, or without content a texture of it.
 
     Args:
-        content: a path, a PIL image, or a float tensor or array [3, H, W] or [1, 3, H, W] in [0, 1].
-        style: the same, or several, which are blended by the setting `style_weights`.
+        content: a path, a PIL image, or a float tensor or array [3, H, W] or [1, 3, H, W] in [0, 1]; None for a
+            texture, which starts from noise; the setting `size` is its (width, height), or the side of a square.
+        style: the same, or several, which are blended by the setting `style_weights`, or each followed by layers
+            of its own, by `style_layer_sources`; may be empty when there are regions: the rest stays as it is then.
         out: where to save the result.
         settings: all choices at once, or
         config: a preset's name, a TOML file, a former result (a picture), or a mapping of settings.
         overwrite: may `out` be replaced?
         init: what to start from: "content", "noise", "style", or a picture.
+        regions: parts of the picture with styles of their own; `style` is that of the rest.
+        protect: a mask, as a `Region` has, of what stays as it is in the content; "alpha": where it is transparent.
         on_event: called with every event of `stylize.events`, in this thread; what it raises ends the run.
         snapshot_every: evaluations between two `Snapshot` events.
         gradient_hooks: called with the gradient on the picture, [1, 3, H, W], at every evaluation.
         max_pixels: refuse to read larger pictures; None is Pillow's own limit.
         log_dir: a folder for the record of the run: trace.jsonl, and events for TensorBoard.
+        checkpoint: a folder for the state of the run, from which the same call goes on if this one does not end.
         overrides: single settings, on top of `settings` or `config`.
 
     Raises:
@@ -137,11 +157,14 @@ def stylize(
         out=out,
         overwrite=overwrite,
         init=init,
+        regions=regions,
+        protect=protect,
         on_event=on_event,
         snapshot_every=snapshot_every,
         gradient_hooks=gradient_hooks,
         max_pixels=max_pixels,
         log_dir=log_dir,
+        checkpoint=checkpoint,
     )
 
 
@@ -203,6 +226,7 @@ def stylize_folder(
     if settings is not None and config is not None:
         raise SettingsError("Give settings or config, not both.")
     chosen = settings.replace(**overrides) if settings is not None else load_settings(config, **overrides)
+    target_size(1, 1, chosen)  # refuses the size of a texture
     styles = [style] if isinstance(style, (str, os.PathLike)) else list(style)
     plan = make_plan(
         Path(content),
@@ -215,9 +239,9 @@ def stylize_folder(
     for group in dict.fromkeys(job.styles for job in plan.jobs):
         _check_style_count(len(group), chosen)
         for each in group:
-            _read(each, max_pixels)  # a style that cannot be read would fail every picture
+            _read(each, max_pixels, _style_side(chosen))  # a style that cannot be read would fail every picture
     if chosen.init not in NAMED_STARTS:
-        _read(chosen.init, max_pixels)  # and so would such a start
+        _read(chosen.init, max_pixels, _long_side(chosen))  # and so would such a start
     choice = Choice(
         shard=shard,
         overwrite=overwrite,
@@ -259,6 +283,29 @@ def _open_painter(settings: Settings, max_pixels: int | None) -> Paint:
     return paint
 
 
+def plan(
+    content: str | os.PathLike[str] | None, settings: Settings | None = None, *, regions: int = 0
+) -> Plan:
+    """What painting a picture takes in memory, and in how many pieces it is looked at; only its size is read.
+
+    Args:
+        content: a file; None for a texture.
+        settings: all choices.
+        regions: parts of the picture that have styles of their own.
+
+    Raises:
+        PictureError: when the file is no picture.
+        InputError: when no plan fits into the memory.
+    """
+    settings = settings or Settings()
+    if content is None:
+        return plan_memory(_size(None, settings), settings.replace(size="full"), regions=regions)
+    width, height = images.probe_size(content)
+    size = target_size(width, height, settings)
+    source = 0 if size == (width, height) else 4 * 3 * width * height
+    return plan_memory(size, settings, source_bytes=source, regions=regions + bool(regions))
+
+
 def load_settings(config: Config | None = None, **overrides: Any) -> Settings:
     """Defaults < `config` < `overrides`; `config` may also be a picture that this program has painted.
 
@@ -278,34 +325,46 @@ class Stylizer:
     """Paints with one set of choices; keeps the network and what it measured of the styles between calls.
 
     It may be called from several threads: they take turns at the network. With `show_download` torch draws a bar
-    on standard error while it fetches weights, if it must.
+    on standard error while it fetches weights, if it must. `ranks` are the processes that paint each picture
+    together: all of them make the same calls, and the first alone writes files.
     """
 
-    def __init__(self, settings: Settings | None = None, *, show_download: bool = False) -> None:
+    def __init__(
+        self, settings: Settings | None = None, *, show_download: bool = False, ranks: Ranks = ALONE
+    ) -> None:
         self.settings = settings or Settings()
+        self._ranks = ranks
         self._show_download = show_download
         self._weights: Mapping[str, str] = {}  # their name and hash, once they are loaded
         self._network: Vgg19 | None = None
-        self._style: tuple[list[str], Style] | None = None  # the latest, by its pictures' hashes
+        self._styles: tuple[list[Any], list[Style]] | None = None  # the latest, by what they were made of
         self._lock = threading.Lock()  # the hooks on the network belong to one run
 
     def __call__(
         self,
-        content: Source,
+        content: Source | None,
         style: Source | Sequence[Source],
         *,
         out: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         init: Source | None = None,
+        regions: Sequence[Region] = (),
+        protect: Source | None = None,
         on_event: Listener = ignore,
         snapshot_every: int | None = None,
         gradient_hooks: Sequence[GradientHook] = (),
         max_pixels: int | None = None,
         log_dir: str | os.PathLike[str] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Result:
         """Paint one picture; arguments, result and errors are those of `stylize.stylize`."""
-        job = _prepare(self.settings, content, style, init, max_pixels)
+        if not self._ranks.is_first:
+            out = log_dir = None
+        job = _prepare(self.settings, content, style, init, max_pixels, regions, protect)
+        if checkpoint is not None:
+            _check_checkpoint(checkpoint, gradient_hooks)
         if out is not None:
+            overwrite = overwrite or (has_checkpoint(checkpoint) and _is_unfinished(Path(out), job))
             images.check_output(out, overwrite=overwrite, size=job.size)
             _check_spares_inputs(Path(out), job)
         if log_dir is not None:
@@ -316,19 +375,31 @@ class Stylizer:
         wiring = Wiring(listen, snapshot_every, tuple(gradient_hooks))
         with self._lock:
             network = self._load_network()  # first: what is refused leaves no record of a run behind
+            kept = None if checkpoint is None else _open_checkpoint(checkpoint, job, self._weights, listen)
+            resume = None if kept is None else _load_state(kept, listen)
             with wired(wiring, log_dir, job.settings) as wiring:
+                wiring = _in_color(wiring, job)
+                styles = self._load_styles(network, job)
                 painting = transfer(
                     network,
-                    job.content.picture.tensor,
-                    self._load_style(network, job.styles),
-                    job.settings,
-                    init=None if job.init is None else job.init.picture.tensor,
+                    shown(job.canvas, job.settings),
+                    styles[-1 if job.styles else 0],
+                    job.settings_of_run,
+                    regions=None if job.division is None else Regions(job.division, styles),
+                    init=None if job.init is None else shown(job.init.picture.tensor, job.settings),
                     listen=wiring.listen,
                     snapshot_every=wiring.snapshot_every,
                     gradient_hooks=wiring.gradient_hooks,
+                    keep=kept if kept and self._ranks.is_first else keep_nothing,
+                    resume=resume,
+                    ranks=self._ranks,
                 )
+        painting = _painting_in_color(painting, job)
         result = _result(job, painting, self._weights, tuple(listen.notices))
-        return result if out is None else _saved(result, out, overwrite)
+        result = result if out is None else _saved(result, out, overwrite)
+        if kept is not None and self._ranks.is_first and result.outcome == "done":
+            kept.remove()
+        return result
 
     def _load_network(self) -> Vgg19:
         if self._network is None:
@@ -347,12 +418,19 @@ class Stylizer:
             ).to(device)
         return self._network
 
-    def _load_style(self, network: Vgg19, styles: Sequence[_Input]) -> Style:
-        hashes = [style.identity["sha256"] for style in styles]
-        if self._style is None or self._style[0] != hashes:
-            pictures = [style.picture.tensor for style in styles]
-            self._style = hashes, Style(network, pictures, self.settings)
-        return self._style[1]
+    def _load_styles(self, network: Vgg19, job: _Job) -> list[Style]:
+        """Each region's, and last that of the style pictures together, if there are any."""
+        made_of: list[Any] = [[style.identity["sha256"] for style in job.styles]]
+        made_of.extend(region.style_identity for region in job.regions)
+        if job.content is not None and job.settings.preserve_color != "off":
+            made_of.append([job.content.identity["sha256"]])  # whose colours the styles are given
+        if self._styles is None or self._styles[0] != made_of:
+            styles = [_style_of_region(network, region, job, self.settings) for region in job.regions]
+            if job.styles:
+                pictures = [shown_style(style.picture.tensor, job.canvas, job.settings) for style in job.styles]
+                styles.append(Style(network, pictures, self.settings))
+            self._styles = made_of, styles
+        return self._styles[1]
 
 
 class _Collector:
@@ -378,51 +456,137 @@ class _Input:
 
 
 @dataclass(frozen=True)
+class _Region:
+    """A region whose pictures are read."""
+
+    mask: _Input  # its tensor is [1, 1, H, W], as is that of the style's mask
+    style: _Input
+    style_mask: _Input | None
+    style_scale: float
+
+    @property
+    def inputs(self) -> list[_Input]:
+        """All its pictures."""
+        return [each for each in (self.mask, self.style, self.style_mask) if each is not None]
+
+    @property
+    def style_identity(self) -> list[Any]:
+        """What its style is made of."""
+        mask = None if self.style_mask is None else self.style_mask.identity["sha256"]
+        return [self.style.identity["sha256"], mask, self.style_scale]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a record says of it."""
+        return {
+            "mask": self.mask.identity,
+            "style": self.style.identity,
+            "style_mask": None if self.style_mask is None else self.style_mask.identity,
+            "style_scale": self.style_scale,
+        }
+
+
+@dataclass(frozen=True)
 class _Job:
     """What one painting needs, read and checked."""
 
     settings: Settings
-    content: _Input
+    content: _Input | None  # None for a texture
     styles: tuple[_Input, ...]
     init: _Input | None
+    regions: tuple[_Region, ...]
+    protect: _Input | None  # its tensor is [1, 1, H, W]
     size: tuple[int, int]  # width and height of the result in pixels
 
     @property
     def inputs(self) -> list[_Input]:
         """All pictures."""
-        return [self.content, *self.styles, *([] if self.init is None else [self.init])]
+        own = [each for region in self.regions for each in region.inputs]
+        return [each for each in (self.content, *self.styles, self.init, *own, self.protect) if each is not None]
+
+    @property
+    def division(self) -> Division | None:
+        """How the picture is divided, if it is."""
+        if not self.regions and self.protect is None:
+            return None
+        masks = [region.mask.picture.tensor for region in self.regions]
+        protect = None if self.protect is None else self.protect.picture.tensor
+        return Division(masks, protect, keep_rest=not self.styles)
+
+    @property
+    def canvas(self) -> Tensor:
+        """The content picture; for a texture, which asks nothing of it but its size, an even grey."""
+        width, height = self.size
+        return torch.full((1, 3, height, width), 0.5) if self.content is None else self.content.picture.tensor
+
+    @property
+    def settings_of_run(self) -> Settings:
+        """What `transfer` is told: a texture's size is that of its canvas, which has no detail to hand over."""
+        return self.settings if self.content is not None else self.settings.replace(size="full", detail=0.0)
 
     @property
     def notices(self) -> list[str]:
         """What was to be said about the pictures."""
-        return [notice for each in self.inputs for notice in each.picture.notices]
+        return [*(notice for each in self.inputs for notice in each.picture.notices), *_stretched(self)]
 
 
 def _prepare(
     settings: Settings,
-    content: Source,
+    content: Source | None,
     style: Source | Sequence[Source],
     init: Source | None,
     max_pixels: int | None,
+    regions: Sequence[Region],
+    protect: Source | None,
 ) -> _Job:
     """Read all pictures and refuse what can be refused before the weights are loaded."""
     choose_dtype(settings.precision, choose_device(settings.device))
     styles = list(style) if isinstance(style, Sequence) and not isinstance(style, str) else [style]
-    _check_style_count(len(styles), settings)
+    _check_style_count(len(styles), settings, any_regions=bool(regions))
+    least = minimum_size(settings.content_layers + settings.style_layers)  # as deep as the network will be
+    settings = _texture_settings(settings) if content is None else settings
     start = settings.init if init is None else init
     named = isinstance(start, str) and start in NAMED_STARTS
-    read_start = None if named else _read(start, max_pixels)
+    read_start = None if named else _read(start, max_pixels, _long_side(settings))
     settings = settings.replace(init=start if read_start is None else read_start.picture.source)
-    read_content = _read(content, max_pixels)
-    least = minimum_size(settings.content_layers + settings.style_layers)
-    scale_sizes(read_content.picture.tensor, settings, least)  # refuses what is too small
-    return _Job(
+    read_content = None if content is None else _read_content(content, max_pixels, settings)
+    job = _Job(
         settings=settings,
         content=read_content,
-        styles=tuple(_read(each, max_pixels) for each in styles),
+        styles=tuple(_read(each, max_pixels, _style_side(settings)) for each in styles),
         init=read_start,
-        size=target_size(*read_content.picture.size, settings),
+        regions=tuple(_read_region(region, max_pixels, settings) for region in regions),
+        protect=None if protect is None else _read_protect(protect, read_content, max_pixels),
+        size=_size(read_content, settings),
     )
+    _check_division(job)
+    scale_sizes(job.canvas, job.settings_of_run, least)  # refuses what is too small
+    _plan(job.settings_of_run, job.size, job.content, regions)  # and what is too large
+    return job
+
+
+def _plan(settings: Settings, size: tuple[int, int], content: _Input | None, regions: Sequence[Region]) -> Plan:
+    is_smaller = content is not None and content.picture.size != size
+    source = content.picture.tensor.nbytes if content is not None and is_smaller else 0
+    return plan_memory(size, settings, source_bytes=source, regions=len(regions) + bool(regions))
+
+
+def _size(content: _Input | None, settings: Settings) -> tuple[int, int]:
+    """Width and height of the result in pixels."""
+    if content is not None:
+        return target_size(*content.picture.size, settings)
+    if settings.size == "full":
+        raise SettingsError("size 'full' is a content picture's; give the texture's own, such as --size 512x384.")
+    return settings.size if isinstance(settings.size, tuple) else (settings.size, settings.size)
+
+
+def _texture_settings(settings: Settings) -> Settings:
+    """The same without what would ask something of a content picture."""
+    if settings.preserve_color != "off":
+        raise SettingsError("preserve_color keeps the colours of a content picture, and a texture has none.")
+    if not settings.style_layers or settings.style_weight == 0:
+        raise SettingsError("A texture is made of style alone; give it a style weight and style layers.")
+    return settings.replace(content_layers=(), init="noise" if settings.init == "content" else settings.init)
 
 
 def _check_spares_inputs(out: Path, job: _Job) -> None:
@@ -431,26 +595,159 @@ def _check_spares_inputs(out: Path, job: _Job) -> None:
         raise OutputError(f"{out} is one of the pictures to paint from. Choose another name.")
 
 
-def _check_style_count(count: int, settings: Settings) -> None:
-    if count == 0:
+def _check_style_count(count: int, settings: Settings, *, any_regions: bool = False) -> None:
+    if count == 0 and not any_regions:
         raise SettingsError("There is no style picture; give at least one.")
     weights = settings.style_weights
     if weights is not None and len(weights) != count:
         raise SettingsError(
             f"style_weights has {len(weights)} values for {count} style pictures; give one for each."
         )
+    sources = settings.style_layer_sources or (0,)
+    if max(sources) > count:
+        raise SettingsError(
+            f"style_layer_sources names style picture {max(sources)}, and there are {count}; give as many styles."
+        )
+    unused = set(range(1, count + 1)) - set(sources)
+    if 0 not in sources and unused:
+        raise SettingsError(
+            f"No style layer follows style picture {min(unused)}; name layers for it, or leave the picture out."
+        )
 
 
-def _read(source: Source, max_pixels: int | None) -> _Input:
-    picture = images.read_picture(source, max_pixels=max_pixels or images.DEFAULT_MAX_PIXELS)
+def _read(source: Source, max_pixels: int | None, long_side: int) -> _Input:
+    """Read a picture, and no larger than it takes for a use at `long_side`."""
+    limit = max_pixels or images.DEFAULT_MAX_PIXELS
+    return _identified(source, images.read_picture(source, max_pixels=limit, long_side=long_side))
+
+
+def _identified(source: Source, picture: images.Picture) -> _Input:
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
-    contents = picture.tensor.contiguous().numpy().tobytes() if path is None else path.read_bytes()
     name = picture.source if path is None else path.name
-    return _Input(picture, path, {"name": name, "sha256": hashlib.sha256(contents).hexdigest()})
+    sha256 = hashlib.sha256(picture.tensor.numpy().data).hexdigest() if path is None else file_hash(path)
+    if sha256 is None:
+        raise PictureError(f"{source!s} was taken away while it was read. Put it back, or choose another.")
+    return _Input(picture, path, {"name": name, "sha256": sha256})
+
+
+def _read_content(source: Source, max_pixels: int | None, settings: Settings) -> _Input:
+    """Read a content picture; one that was read smaller has exactly the result's size then.
+
+    Its full size decides that: what was read of it may have other proportions, by rounding to whole pixels.
+    """
+    content = _read(source, max_pixels, _long_side(settings))
+    picture = content.picture
+    if picture.reduced_from is None:
+        return content
+    tensor = resize(picture.tensor, target_size(*picture.reduced_from, settings))
+    return dataclasses.replace(content, picture=dataclasses.replace(picture, tensor=tensor))
+
+
+def _read_region(region: Region, max_pixels: int | None, settings: Settings) -> _Region:
+    long_side = math.ceil(min(sys.maxsize, _style_side(settings) * region.style_scale))
+    return _Region(
+        _read_mask(region.mask, max_pixels),
+        _read(region.style, max_pixels, long_side),
+        None if region.style_mask is None else _read_mask(region.style_mask, max_pixels),
+        region.style_scale,
+    )
+
+
+def _read_mask(source: Source, max_pixels: int | None) -> _Input:
+    mask = _identified(source, images.read_mask(source, max_pixels=max_pixels or images.DEFAULT_MAX_PIXELS))
+    if mask.picture.tensor.max() == 0:
+        raise PictureError(
+            f"The mask {mask.picture.source} chooses nothing: it is black, or transparent, everywhere. "
+            "Make white what it is to choose."
+        )
+    return mask
+
+
+def _read_protect(source: Source, content: _Input | None, max_pixels: int | None) -> _Input:
+    if content is None:
+        raise SettingsError("protect keeps parts of a content picture, and a texture has none.")
+    if not isinstance(source, str) or source != ALPHA:
+        return _read_mask(source, max_pixels)
+    if content.picture.alpha is None:
+        raise PictureError(
+            f"{content.picture.source} is transparent nowhere, so protect 'alpha' would keep nothing. "
+            "Give a mask, or a picture with transparency."
+        )
+    mask = images.Picture(1 - content.picture.alpha, None, ALPHA)
+    return _Input(mask, None, {**content.identity, "name": ALPHA})
+
+
+def _check_division(job: _Job) -> None:
+    """Refuse regions that cannot be measured, or of which nothing is left to paint."""
+    if job.division is None:
+        return
+    additive_loss(job.settings.style_loss)
+    size = fit(*job.size, min(max(job.size), CHECKED_SIDE))
+    left = job.division.cover(size).amax(dim=(1, 2)).tolist()
+    if not any(left):
+        raise SettingsError("protect keeps the whole picture: there is nothing to paint. Choose less of it.")
+    for region, most in zip(job.regions, left, strict=False):
+        if most == 0:
+            raise SettingsError(
+                f"The region of {region.mask.picture.source} lies wholly in what protect keeps; "
+                "leave the region out, or protect less."
+            )
+
+
+def _stretched(job: _Job) -> list[str]:
+    """Of which masks the user should know that they have other proportions than the picture."""
+    masks = [region.mask for region in job.regions] + ([] if job.protect is None else [job.protect])
+    proportions = math.log(job.size[0] / job.size[1])
+    return [
+        f"{mask.picture.source} has other proportions than the picture and is stretched to them."
+        for mask in masks
+        if abs(math.log(mask.picture.size[0] / mask.picture.size[1]) - proportions) > STRETCHED
+    ]
+
+
+def _style_of_region(network: Vgg19, region: _Region, job: _Job, settings: Settings) -> Style:
+    picture = shown_style(region.style.picture.tensor, job.canvas, job.settings)
+    own = settings.replace(
+        style_scale=settings.style_scale * region.style_scale, style_weights=None, style_layer_sources=None
+    )
+    mask = None if region.style_mask is None else region.style_mask.picture.tensor
+    return Style(network, [picture], own, mask)
+
+
+def _long_side(settings: Settings) -> int:
+    """How large a picture can be of use at most, in pixels."""
+    sides = settings.size if isinstance(settings.size, tuple) else (settings.size,)
+    return max(sys.maxsize if side == "full" else side for side in sides)
+
+
+def _style_side(settings: Settings) -> int:
+    """The same for a style picture, which is measured at another scale."""
+    return min(sys.maxsize, math.ceil(_long_side(settings) * settings.style_scale))
+
+
+def _in_color(wiring: Wiring, job: _Job) -> Wiring:
+    """The same; or, where only lightness is painted, so that the picture stays grey and is shown in colour."""
+    if job.settings.preserve_color != "luminance":
+        return wiring
+    listen = showing_chroma(wiring.listen, job.canvas)
+    return Wiring(listen, wiring.snapshot_every, (*wiring.gradient_hooks, keep_grey))
+
+
+def _painting_in_color(painting: Painting, job: _Job) -> Painting:
+    """The same with the content's chroma, where only lightness was painted; one Ctrl-C is obeyed afterwards."""
+    if job.settings.preserve_color != "luminance":
+        return painting
+    try:
+        return dataclasses.replace(painting, image=with_chroma(painting.image, job.canvas))
+    except KeyboardInterrupt:
+        if painting.outcome == "interrupted":
+            raise  # asked a second time
+        image = with_chroma(painting.image, job.canvas)
+        return dataclasses.replace(painting, image=image, outcome="interrupted", reason=INTERRUPTED)
 
 
 def _result(job: _Job, painting: Painting, weights: Mapping[str, str], notices: tuple[str, ...]) -> Result:
-    alpha = job.content.picture.alpha
+    alpha = None if job.content is None else job.content.picture.alpha
     if alpha is not None:
         alpha = F.interpolate(alpha, painting.image.shape[-2:], mode="bilinear", antialias=True).clamp(0, 1)
     return Result(
@@ -470,14 +767,26 @@ def _result(job: _Job, painting: Painting, weights: Mapping[str, str], notices: 
 
 def _record(job: _Job, painting: Painting, weights: Mapping[str, str]) -> dict[str, Any]:
     """What goes into the file; nothing in it differs between two runs of the same command."""
+    return _told_before(job, weights) | {
+        "outcome": painting.outcome,
+        "evaluations": painting.evaluations,
+        "losses": dict(painting.losses),
+    }
+
+
+def _told_before(job: _Job, weights: Mapping[str, str]) -> dict[str, Any]:
+    """The part of the record that is known before anything is painted."""
     device = choose_device(job.settings.device)
+    settings = job.settings.replace(checkpoint_every_s=Settings.checkpoint_every_s)  # which changes no picture
     return {
         "program": "stylize",
         "version": __version__,
-        "settings": job.settings.as_dict(),
-        "content": job.content.identity,
+        "settings": settings.as_dict(),
+        "content": None if job.content is None else job.content.identity,
         "styles": [style.identity for style in job.styles],
         "init": None if job.init is None else job.init.identity,
+        "regions": [region.told for region in job.regions],
+        "protect": None if job.protect is None else job.protect.identity,
         "weights": weights,
         "device": device.type,
         "dtype": str(choose_dtype(job.settings.precision, device)).removeprefix("torch."),
@@ -485,10 +794,56 @@ def _record(job: _Job, painting: Painting, weights: Mapping[str, str]) -> dict[s
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "torchvision", "pillow")},
         },
-        "outcome": painting.outcome,
-        "evaluations": painting.evaluations,
-        "losses": dict(painting.losses),
     }
+
+
+def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a record makes two jobs the same: not what files are called, nor how the run went."""
+    told = {name: value for name, value in record.items() if name not in _NOT_OF_THE_JOB}
+    return {name: _without_names(value) for name, value in told.items()} | {"settings": record["settings"]}
+
+
+_NOT_OF_THE_JOB = ("program", "versions", "outcome", "evaluations", "losses")
+
+
+def _without_names(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_without_names(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _without_names(each) for key, each in value.items() if key != "name"}
+    return value
+
+
+def _check_checkpoint(folder: str | os.PathLike[str], gradient_hooks: Sequence[GradientHook]) -> None:
+    if gradient_hooks:
+        raise SettingsError("A checkpoint cannot tell whether gradient_hooks are the same; leave out one of them.")
+    check_folder(folder)
+
+
+def _open_checkpoint(
+    folder: str | os.PathLike[str], job: _Job, weights: Mapping[str, str], listen: Listener
+) -> Checkpoint:
+    identity = _identity(_told_before(job, weights))
+    return Checkpoint(folder, identity, job.settings.checkpoint_every_s, listen)
+
+
+def _load_state(checkpoint: Checkpoint, listen: Listener) -> dict[str, Any] | None:
+    state = checkpoint.load()
+    if state is not None:
+        made = len(state["history"]) + len((state["under_way"] or {"history": ()})["history"])
+        listen(Notice(f"The run goes on from {checkpoint.path}, after {made} evaluations."))
+    return state
+
+
+def _is_unfinished(out: Path, job: _Job) -> bool:
+    """Is this the picture of the same job, saved when it was interrupted?"""
+    try:
+        record = images.read_record(out)
+        there, here = _identity(record), _identity(json.loads(json.dumps(_told_before(job, {}))))
+    except (PictureError, AttributeError, KeyError, TypeError):
+        return False  # none at all, or not one of ours
+    del there["weights"], here["weights"]  # which are not loaded yet
+    return record.get("outcome") == "interrupted" and there == here
 
 
 def _saved(result: Result, out: str | os.PathLike[str], overwrite: bool) -> Result:

@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 import click
 from click.core import ParameterSource
@@ -31,7 +32,10 @@ from stylize.errors import (
     SettingsError,
     StylizeError,
 )
-from stylize.settings import CHOICES, Settings, preset_names
+from stylize.process import give_back, prepare
+from stylize.regions import Region, described, files_of, parse_region
+from stylize.settings import CHOICES, Settings, gigabytes, parse_bytes, preset_names, preset_summary
+from stylize.web.limits import MEGABYTE, Limits
 
 if TYPE_CHECKING:
     from stylize.api import Result, UnsavedError
@@ -48,6 +52,7 @@ EXIT_CODES = {
     **{"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED},
     **{"planned": DONE, "failures": FAILURES, "stopped": FAILED},  # of folders
 }
+LIMITS = Limits()  # of the web page
 MOST_LISTED = 50  # failures in a terminal; the report has all of them
 TRACEBACK = "STYLIZE_TRACEBACK"  # set in the environment, it lets an unexpected error through
 
@@ -80,16 +85,28 @@ def _or_none(parse: Callable[[str], object]) -> Callable[[str], object]:
     return lambda text: None if text == "none" else parse(text)
 
 
-def _size(text: str) -> int | str:
+def _size(text: str) -> int | str | tuple[int, ...]:
     if text == "full":
         return text
-    with _saying(f"{text!r} is neither a whole number of pixels nor 'full'."):
-        return int(text)
+    with _saying(f"{text!r} is neither a whole number of pixels, nor 'full', nor two sides such as 512x384."):
+        sides = tuple(int(side) for side in text.lower().split("x"))
+    return sides if len(sides) > 1 else sides[0]
 
 
 def _count(text: str) -> int:
     with _saying(f"{text!r} is not a whole number."):
         return int(text)
+
+
+def _pixels(text: str) -> int:
+    """`300M`, `300MP`, `3e8` or `300000000`."""
+    number = text.strip().upper().removesuffix("P")
+    unit = {"K": 10**3, "M": 10**6, "G": 10**9}.get(number[-1:])
+    with _saying(f"{text!r} is not a number of pixels such as 300M, 300MP, 3e8 or 300000000."):
+        count = float(number) if unit is None else float(number[:-1]) * unit
+        if not 1 <= count < 1e18:  # not a number is neither
+            raise ValueError
+    return round(count)
 
 
 def _number(text: str) -> float:
@@ -119,19 +136,41 @@ def _names(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(name.strip() for name in text.split(","))
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_count(part) for part in text.split(","))
+
+
 def _numbers(text: str) -> tuple[float, ...]:
     return tuple(_number(part) for part in text.split(","))
 
 
-def _weighted_names(text: str) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
+class Layers(NamedTuple):
+    """What a list of layers says: names; their weights, and the STYLE that each follows, where it says them."""
+
+    names: tuple[str, ...]
+    weights: tuple[float, ...] | None
+    sources: tuple[int, ...] | None = None
+
+
+def _weighted_layers(text: str) -> Layers:
     """`relu1_1,relu2_1` or `relu1_1=4,relu2_1=3`."""
     parts = [part.partition("=") for part in _names(text)]
     names = tuple(name.strip() for name, _, _ in parts)
     if not any(equals for _, equals, _ in parts):
-        return names, None
+        return Layers(names, None)
     if not all(equals for _, equals, _ in parts):
         raise ValueError("give every layer a weight, as in relu1_1=4,relu2_1=3, or none of them.")
-    return names, tuple(_number(weight) for _, _, weight in parts)
+    return Layers(names, tuple(_number(weight) for _, _, weight in parts))
+
+
+def _style_layers(text: str) -> Layers:
+    """The same, or in groups, one for each STYLE: `relu3_1,relu4_1/relu1_1`."""
+    groups = text.split("/")
+    layers = _weighted_layers(",".join(groups))
+    if len(groups) == 1:
+        return layers
+    sources = [number for number, group in enumerate(groups, start=1) for _ in _names(group)]
+    return layers._replace(sources=tuple(sources))
 
 
 @contextlib.contextmanager
@@ -156,10 +195,14 @@ SIZE = Parsed("PX", _size)
 COUNT, NUMBER = Parsed("N", _count), Parsed("X", _number)
 MAYBE_COUNT, MAYBE_NUMBER = Parsed("N", _or_none(_count)), Parsed("X", _or_none(_number))
 NUMBERS, MAYBE_NUMBERS = Parsed("X,X,…", _numbers), Parsed("X,X,…", _or_none(_numbers))
-SECONDS = Parsed("TIME", _or_none(_seconds))
-LAYERS, WEIGHTED_LAYERS = Parsed("LAYERS", _names), Parsed("LAYERS", _weighted_names)
+SECONDS, PIXELS = Parsed("TIME", _or_none(_seconds)), Parsed("N", _pixels)
+BYTES = Parsed("SIZE", _or_none(parse_bytes))
+LAYERS, WEIGHTED_LAYERS = Parsed("LAYERS", _names), Parsed("LAYERS", _weighted_layers)
+STYLE_LAYERS = Parsed("LAYERS", _style_layers)
+MAYBE_COUNTS = Parsed("N,N,…", _or_none(_counts))
 START, WEIGHTS, DEVICE = Parsed("START", _text), Parsed("WEIGHTS", _text), Parsed("DEVICE", _text)
 CONFIG = Parsed("CONFIG", _text)
+REGION, MASK = Parsed("MASK=STYLE", parse_region), Parsed("MASK", _text)
 
 
 def _choice(setting: str) -> click.Choice[str]:
@@ -169,7 +212,7 @@ def _choice(setting: str) -> click.Choice[str]:
 # section: {setting: (kind of value, help)}
 SETTINGS: Mapping[str, Mapping[str, tuple[ParamType, str]]] = {
     "Picture": {
-        "size": (SIZE, "Long side of the result in pixels, or 'full': as large as CONTENT."),
+        "size": (SIZE, "Long side of the result in pixels; 'full': as CONTENT; WxH: of a texture."),
         "upscale": (SWITCH, "May the result be larger than CONTENT?"),
         "quality": (_choice("quality"), "When a scale is good enough to go on."),
         "iterations": (MAYBE_COUNT, "Evaluations over all scales, in place of --quality's own rule."),
@@ -183,21 +226,33 @@ SETTINGS: Mapping[str, Mapping[str, tuple[ParamType, str]]] = {
         "detail": (NUMBER, "Of CONTENT's fine detail: 0 is painterly, 1 photographic."),
         "style_scale": (NUMBER, "Size of the strokes: STYLE's long side over the result's."),
         "style_weights": (MAYBE_NUMBERS, "Shares of several STYLEs, in their order; else all alike."),
-        "content_layers": (LAYERS, "Layers that measure CONTENT."),
-        "style_layers": (WEIGHTED_LAYERS, "Layers that measure STYLE: alike, or as relu1_1=4,relu2_1=3."),
+        "content_layers": (WEIGHTED_LAYERS, "Layers that measure CONTENT; 'detail': those that suit --detail."),
+        "content_layer_weights": (NUMBERS, "Weights of the content layers, in their order."),
+        "style_layers": (
+            STYLE_LAYERS,
+            "Layers that measure STYLE: alike, or as relu1_1=4,relu2_1=3; with / between those of several STYLEs.",
+        ),
         "style_layer_weights": (NUMBERS, "Weights of the style layers, in their order."),
-        "style_loss": (_choice("style_loss"), "Compare means and centred Gram matrices, or plain ones."),
+        "style_layer_sources": (MAYBE_COUNTS, "Number of the STYLE that each style layer follows; 0 is the blend."),
+        "style_loss": (_choice("style_loss"), "What of the styles is compared: docs/settings.md shows each."),
         "normalization": (_choice("normalization"), "The losses' form; two need --style-loss gram."),
+        "preserve_color": (
+            _choice("preserve_color"),
+            "Keep CONTENT's colours: paint its lightness alone, or match STYLE's colours to its own first.",
+        ),
+        "color_match": (_choice("color_match"), "How colours are matched."),
     },
     "Search": {
         "init": (START, "Where to start: content, noise, style, or the path of a picture."),
         "seed": (COUNT, "Of the noise."),
         "optimizer": (_choice("optimizer"), "What makes the steps."),
         "history": (COUNT, "Curvature pairs that L-BFGS remembers."),
+        "history_precision": (_choice("history_precision"), "Of those pairs; bf16 takes half the memory."),
         "step_levels": (MAYBE_NUMBER, "First step of L-BFGS, every step of Adam, in grey levels of 255."),
         "range_weight": (NUMBER, "What values beyond black and white cost; the file cannot hold them."),
         "clip_norm": (MAYBE_NUMBER, "Guard on the norm of the picture's gradient."),
         "clip_value": (MAYBE_NUMBER, "Guard on each value of the picture's gradient."),
+        "normalize_gradients": (SWITCH, "Give each loss's gradient the size of its weight: docs/settings.md."),
     },
     "Network and machine": {
         "weights": (WEIGHTS, "embedded, torchvision (a download), or the path of a state dict."),
@@ -205,7 +260,9 @@ SETTINGS: Mapping[str, Mapping[str, tuple[ParamType, str]]] = {
         "pooling": (_choice("pooling"), "How the network halves its features."),
         "padding": (_choice("padding"), "What the network sees beyond the border."),
         "precision": (_choice("precision"), "Of the network; auto is bf16 where that is fast."),
+        "memory_limit": (BYTES, "Of the program, as 6GB: larger pictures are painted in tiles; else what is free."),
         "device": (DEVICE, "auto, cpu, cuda, cuda:N or mps."),
+        "checkpoint_every_s": (SECONDS, "Time between two writings of the --checkpoint, as 60s or 10m."),
     },
 }
 
@@ -231,6 +288,16 @@ def _setting_options() -> list[click.Parameter]:
     ]
 
 
+def _region_options() -> list[click.Parameter]:
+    def option(spelling: str, **more: Any) -> Option:
+        return Option([spelling], section="Regions", **more)
+
+    return [
+        option("--region", type=REGION, multiple=True, help="A style of its own where MASK is white; repeatable."),
+        option("--protect", type=MASK, help="Keep CONTENT where MASK is white, or 'alpha': where it is clear."),
+    ]
+
+
 def _output_options() -> list[click.Parameter]:
     def option(*spellings: str, **more: Any) -> Option:
         return Option(spellings, section="Output", **more)
@@ -238,12 +305,14 @@ def _output_options() -> list[click.Parameter]:
     positive = click.IntRange(1)
     known = ", ".join(preset_names())
     return [
+        option("--content", type=click.Choice(["none"]), help="A texture of STYLE; all arguments are STYLEs then."),
         option("--out", type=PATH, help="A .png, .jpg, .webp or .tiff; else CONTENT_STYLE.png, here."),
         option("--overwrite", is_flag=True, help="Replace a picture that exists."),
-        option("--config", type=CONFIG, help=f"{known}, a TOML file, or a former result."),
+        option("--config", "--preset", type=CONFIG, help=f"{known}, a TOML file, or a former result."),
         option("--save-every", type=positive, metavar="N", help="Save every Nth picture beside the result."),
+        option("--checkpoint", type=PATH, metavar="DIR", help="Keep the run there; the same command goes on."),
         option("--log-dir", type=PATH, metavar="DIR", help="Record the run there, for `plot` and TensorBoard."),
-        option("--max-pixels", type=positive, metavar="N", help="Read pictures of up to so many pixels."),
+        option("--max-pixels", type=PIXELS, help="Read pictures of up to so many, as 300M; else 178,956,970."),
         option("--quiet", is_flag=True, help="Say nothing but errors."),
         option("--json", "as_json", is_flag=True, help="Print one report as JSON on standard output."),
     ]
@@ -362,9 +431,7 @@ def program() -> None:
 
 def main() -> None:
     """The command of the operating system."""
-    # Torch's threads wait for one another in a busy loop. Where another program wants a core, that slows a run ten
-    # times over (measured); waiting politely costs nothing. It must be said before torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    prepare()
     try:
         program()
     finally:
@@ -374,23 +441,27 @@ def main() -> None:
 
 @program.command(
     cls=Paint,
-    params=[*_setting_options(), *_output_options(), *_folder_options()],
+    params=[*_setting_options(), *_region_options(), *_output_options(), *_folder_options()],
     epilog=f"For example: {EXAMPLE}",
     context_settings={"max_content_width": 100},
 )
-@click.argument("content", type=PATH)
-@click.argument("style", type=PATH, nargs=-1, required=True)
+@click.argument("first", type=PATH, metavar="CONTENT")
+@click.argument("style", type=PATH, nargs=-1, metavar="STYLE...")
 @click.version_option(__version__, message="stylize %(version)s")
 @click.pass_context
 def paint(
     ctx: click.Context,
     /,
-    content: Path,
+    first: Path,
     style: tuple[Path, ...],
+    content: str | None,
+    region: tuple[Region, ...],
+    protect: str | None,
     out: Path | None,
     config: str | None,
     overwrite: bool,
     save_every: int | None,
+    checkpoint: Path | None,
     log_dir: Path | None,
     max_pixels: int | None,
     quiet: bool,
@@ -400,31 +471,52 @@ def paint(
     """Paint CONTENT in the manner of STYLE, or of several STYLEs together.
 
     CONTENT may be a folder, whose pictures are painted into the folder --out; STYLE may be a folder, whose
-    pictures are used in turn.
+    pictures are used in turn. With --content none there is no CONTENT, and a texture of STYLE is painted.
     """
+    photo = None if content else first
+    style = (first, *style) if content else style
+    if not style and not region:
+        raise click.MissingParameter(ctx=ctx, param=_parameter(ctx, "style"))
     for_folders = {name: values.pop(name) for name in FOLDER_OPTIONS}
-    if content.is_dir() or any(path.is_dir() for path in style):
-        _refuse_given(ctx, ("save_every", "log_dir"), "is for one picture, not for folders")
+    if first.is_dir() or any(path.is_dir() for path in style):
+        one = ("save_every", "checkpoint", "log_dir", "content", "region", "protect")
+        _refuse_given(ctx, one, "is for one picture, not folders")
         for_folders |= {"overwrite": overwrite, "max_pixels": max_pixels}
         chosen = {"config": config, **_given(ctx, values)}
-        return _paint_folder(content, style, out, chosen | for_folders, quiet=quiet, as_json=as_json)
-    _refuse_given(ctx, FOLDER_OPTIONS, "is for folders, and there is none")
-    out = out or Path("_".join(path.stem for path in (content, *style)) + ".png")
+        return _paint_folder(first, style, out, chosen | for_folders, quiet=quiet, as_json=as_json)
+    _refuse_given(ctx, FOLDER_OPTIONS.keys() - {"dry_run"}, "is for folders, and there is none")
+    region_files = [path for each in region for path in files_of(each)]
+    out = out or _default_out(photo, [*style, *(Path(str(each.style)) for each in region)])
     watch = Watch(out)
     trouble = None
-    with _stoppable(watch):
+    with _stoppable(watch), contextlib.ExitStack() as stack:
         from stylize import api, progress
+        from stylize.checkpoint import has_checkpoint
+        from stylize.nst.ranks import ALONE, is_started_by_torchrun, joined
 
         settings = api.load_settings(config, **_given(ctx, values))
+        ranks = stack.enter_context(joined(settings.device)) if is_started_by_torchrun() else ALONE
+        if not ranks.is_first:  # which speaks for all
+            quiet, as_json, save_every = True, False, None
+        plan = api.plan(photo, settings, regions=len(region))
+        if for_folders["dry_run"]:
+            _print(str(plan))
+            return 0
+        if plan.is_tiled:
+            give_back()
+        if not region and not protect and not quiet:
+            _say_masks(config)
         if save_every:
-            _check_snapshots(out, (content, *style, Path(settings.init)), overwrite=overwrite)
+            own = overwrite or has_checkpoint(checkpoint)  # what the run that it is of has left
+            inputs = (first, *style, Path(settings.init), *region_files, Path(protect or settings.init))
+            _check_snapshots(out, inputs, overwrite=own)
         relative = settings.normalization == "relative"
         with progress.showing(
             sys.stderr, quiet=quiet, relative=relative, budget_s=settings.time_budget_s
         ) as watch.show:
             try:
-                result = api.Stylizer(settings, show_download=not quiet)(
-                    content,
+                result = api.Stylizer(settings, show_download=not quiet, ranks=ranks)(
+                    photo,
                     style,
                     out=out,
                     overwrite=overwrite,
@@ -432,9 +524,14 @@ def paint(
                     snapshot_every=save_every,
                     max_pixels=max_pixels,
                     log_dir=log_dir,
+                    checkpoint=checkpoint,
+                    regions=region,
+                    protect=protect,
                 )
             except api.UnsavedError as error:
                 result, trouble = _saved_elsewhere(error, out)
+        if not ranks.is_first:
+            return 0
     return _report(result, trouble, quiet=quiet, as_json=as_json)
 
 
@@ -450,14 +547,16 @@ def info(picture: Path, as_json: bool) -> None:
         _print(json.dumps(record, indent=2) if as_json else _described(record))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PictureError(f"{picture} tells only a part of how it was made; --json prints it.") from error
+    except SettingsError as error:
+        raise SettingsError(f"{picture}: {error} Another release made it; --json prints all of it.") from error
 
 
 @program.command()
 def presets() -> None:
-    """List the presets that --config knows by name."""
+    """List the presets that --config knows by name, each with what it is for."""
+    width = max(len(name) for name in preset_names())
     for name in preset_names():
-        settings = Settings.from_sources(name).to_toml().rstrip()
-        _print("\n    ".join([name, *settings.splitlines()]))
+        _print(f"{name:<{width}}  {preset_summary(name)}")
 
 
 @program.command("inspect")
@@ -470,7 +569,7 @@ def presets() -> None:
 @click.option("--class", "explain", metavar="CLASS", help="Find an ImageNet class: its name or number, or 'top'.")
 @click.option("--classifier", default="torchvision", metavar="WEIGHTS", show_default=True, help="Of --class.")
 @click.option("--config", type=CONFIG, help="Explain the losses of a preset, a TOML file or a former result.")
-@click.option("--max-pixels", type=click.IntRange(1), metavar="N", help="Read pictures of up to so many pixels.")
+@click.option("--max-pixels", type=PIXELS, help="Read pictures of up to so many, as 300M; else 178,956,970.")
 @click.option("--overwrite", is_flag=True, help="Replace a report that exists.")
 def inspect_(
     content: Path,
@@ -524,6 +623,55 @@ def plot(trace: Path, out: Path | None, overwrite: bool) -> None:
     _print(os.fsencode(path))
 
 
+@program.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 lets others in.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0 takes a free one.")
+@click.option("--auth", metavar="USER:PASSWORD", envvar="STYLIZE_AUTH", help="Ask visitors for it.")
+@click.option("--token", metavar="TOKEN", help="Let in who knows it; 'auto' makes one up.")
+@click.option("--device", "devices", type=DEVICE, multiple=True, default=["auto"], help="One job at a time on it.")
+@click.option("--max-size", type=click.IntRange(64, 16384), default=LIMITS.size, metavar="PX", help="Of a result.")
+@click.option("--max-upload", type=click.IntRange(1), default=LIMITS.upload_bytes // MEGABYTE, metavar="MB")
+@click.option("--max-pixels", type=click.IntRange(1), default=LIMITS.pixels, metavar="N", help="Of an upload.")
+@click.option("--open/--no-open", "opened", default=False, help="Open the page in the browser.")
+def serve(
+    host: str,
+    port: int,
+    auth: str | None,
+    token: str | None,
+    devices: tuple[str, ...],
+    max_size: int,
+    max_upload: int,
+    max_pixels: int,
+    opened: bool,
+) -> None:
+    """Open the web page: paint, watch and compare in a browser."""
+    if find_spec("gradio") is None:
+        raise RefusedError("The page needs gradio, which is not installed. Run: pip install 'stylize-nst[web]'")
+    limits = dataclasses.replace(LIMITS, size=max_size, upload_bytes=max_upload * MEGABYTE, pixels=max_pixels)
+
+    def tell(address: str) -> None:
+        _print(address)
+        _say("The page is at this address. Ctrl-C ends it.")
+        if opened:
+            click.launch(address)
+
+    with tempfile.TemporaryDirectory(prefix="stylize-web-") as folder:
+        # Said before Gradio is loaded: no telemetry, and its own folders in ours.
+        os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_TEMP_DIR=folder)
+        from stylize.web import server
+
+        server.serve(
+            host=host,
+            port=port,
+            auth=auth,
+            token=token,
+            devices=devices,
+            limits=limits,
+            folder=Path(folder),
+            tell=tell,
+        )
+
+
 # ---- folders --------------------------------------------------------------------------------------------
 
 
@@ -558,6 +706,10 @@ def _paint_folder(
         for path in [report.out / name for name in report.left] if chosen["dry_run"] else [report.out]:
             _print(os.fsencode(path))
     return code
+
+
+def _parameter(ctx: click.Context, name: str) -> click.Parameter:
+    return next(each for each in ctx.command.params if each.name == name)
 
 
 def _refuse_given(ctx: click.Context, names: Iterable[str], why: str) -> None:
@@ -622,7 +774,6 @@ def _say_folder(report: BatchReport) -> None:
 
 
 def _folder_summary(report: BatchReport) -> list[str]:
-    from stylize.batch.estimate import gigabytes
     from stylize.progress import duration
 
     counts = {
@@ -700,13 +851,36 @@ def _given(ctx: click.Context, values: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    if "style_layers" in given:
-        given["style_layers"], weights = given["style_layers"]
-        if weights is not None and "style_layer_weights" in given:
-            raise SettingsError("Weigh the layers in --style-layers or --style-layer-weights, not both.")
-        if weights is not None:
-            given["style_layer_weights"] = weights
+    for kind in ("content", "style"):
+        layers = given.get(f"{kind}_layers")
+        if isinstance(layers, Layers):
+            del given[f"{kind}_layers"]
+            _add_layers(given, kind, layers)
     return given
+
+
+def _add_layers(given: dict[str, Any], kind: str, layers: Layers) -> None:
+    """Take apart what one option says of layers, beside the options that say a part of it."""
+    said: dict[str, object] = {f"{kind}_layers": layers.names}
+    said |= {} if layers.weights is None else {f"{kind}_layer_weights": layers.weights}
+    said |= {} if layers.sources is None else {f"{kind}_layer_sources": layers.sources}
+    for twice in said.keys() & given.keys():
+        raise SettingsError(f"Say it in {flag(f'{kind}_layers')} or {flag(twice)}, not both.")
+    given |= said
+
+
+def _default_out(photo: Path | None, styles: Iterable[Path]) -> Path:
+    return Path("_".join([photo.stem if photo else "texture", *(path.stem for path in styles)]) + ".png")
+
+
+def _say_masks(config: str | None) -> None:
+    """Remind of what a former result had besides its settings."""
+    from stylize import images
+
+    with contextlib.suppress(PictureError):  # no picture, or another program's
+        if config is not None and Path(config).suffix.lower() in images.WRITE_FORMATS:
+            for line in described(images.read_record(config)):
+                _say(f"{config} was painted with {line}; its settings alone do not repeat that.")
 
 
 @contextlib.contextmanager
@@ -787,15 +961,20 @@ def _as_dict(result: Result, trouble: str | None, code: int) -> dict[str, Any]:
 
 def _described(record: Mapping[str, Any]) -> str:
     """A record as TOML: the settings that differ from the defaults, the rest as comments."""
-    styles = " + ".join(style["name"] for style in record["styles"])
+    styles = " + ".join(style["name"] for style in record["styles"]) or "its regions' styles"
     lines = [
-        f"{record['program']} {record['version']}: {record['content']['name']} in the manner of {styles}",
+        f"{record['program']} {record['version']}: {_subject(record)} {styles}",
         f"{record['outcome']} after {record['evaluations']} evaluations",
+        *described(record),
         f"VGG19 weights: {record['weights']['name']} (SHA-256 {record['weights']['sha256']})",
         *(f"{name}: {value:.6g}" for name, value in record["losses"].items()),
     ]
     comments = "".join(f"# {line}\n" for line in lines)
     return comments + Settings.from_sources(record["settings"]).to_toml().rstrip()
+
+
+def _subject(record: Mapping[str, Any]) -> str:
+    return "a texture of" if record["content"] is None else f"{record['content']['name']} in the manner of"
 
 
 def _say(message: str) -> None:

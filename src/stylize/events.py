@@ -22,6 +22,7 @@ class ScaleStarted:
     width: int  # pixels
     height: int
     evaluations: int  # planned at this scale, at most
+    before: int = 0  # evaluations made at coarser scales
 
 
 @dataclass(frozen=True)

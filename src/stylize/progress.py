@@ -44,8 +44,8 @@ def showing(
 class Forecast:
     """The seconds that a run will still take at most, from the evaluations that it has made.
 
-    The first evaluation of a scale does not count: it waits for the measuring of the targets. A finer scale
-    costs as much more as it has more pixels.
+    The first evaluation of a scale does not count: it waits for the measuring of the targets. Nor do those that
+    were made before a checkpoint. A finer scale costs as much more as it has more pixels.
     """
 
     def __init__(self, budget_s: float | None = None) -> None:
@@ -55,23 +55,25 @@ class Forecast:
         self._planned = 0  # evaluations at this scale
         self._made = 0  # evaluations at all scales so far
         self._before = 0  # of them at the scales before this one
-        self._first_s = 0.0  # when the first evaluation of this scale was done
+        self._first: tuple[int, float] | None = None  # the first evaluation seen at this scale, and when
 
     def start(self, event: ScaleStarted) -> None:
         """A scale begins."""
         pixels = event.width * event.height
         if self._cost is not None:
             self._cost *= pixels / self._pixels
-        self._pixels, self._planned, self._before = pixels, event.evaluations, self._made
+        self._pixels, self._planned, self._first = pixels, event.evaluations, None
+        self._before = max(self._made, event.before)
 
     def left(self, event: Evaluated) -> float | None:
         """Seconds left after this evaluation, at most; None while nothing can be said."""
         self._made = event.evaluation
         made_here = self._made - self._before
-        if made_here == 1:
-            self._first_s = event.seconds
+        if self._first is None:
+            self._first = event.evaluation, event.seconds
         else:
-            self._cost = (event.seconds - self._first_s) / (made_here - 1)
+            first, first_s = self._first
+            self._cost = (event.seconds - first_s) / (event.evaluation - first)
         in_budget = math.inf if self._budget_s is None else max(0.0, self._budget_s - event.seconds)
         if self._cost is None:
             return None

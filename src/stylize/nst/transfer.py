@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,23 +18,29 @@ from stylize.events import Evaluated, Listener, Notice, ScaleFinished, ScaleStar
 from stylize.nst.device import tuned
 from stylize.nst.hooks import GradientHook
 from stylize.nst.losses import Statistics
-from stylize.nst.objective import Objective, blend, measure_style
+from stylize.nst.memory import Plan, measure_style_within, objective_for, plan_memory
+from stylize.nst.objective import Region, Styles, blend
 from stylize.nst.optimize import (
     INTERRUPTED,
     OUT_OF_MEMORY,
+    Keeper,
     Optimized,
     Outcome,
     Progress,
+    State,
     StopRule,
     is_out_of_memory,
-    lack_of_memory,
+    keep_nothing,
     optimize,
 )
+from stylize.nst.ranks import ALONE, Ranks
+from stylize.nst.regions import Regions, compose, guides_at, resize_mask
 from stylize.nst.vgg import Vgg19
 from stylize.settings import Quality, Settings
 
 SMALLEST_SCALE = 128  # px, long side, about: where the largest forms are laid down
 MOST_SIZES = 32  # that a style's statistics are kept for: 2 MB each, and a folder may hold a thousand
+LESS = 0.8  # of what a plan counted that ran out of memory is taken to be there
 FLAT_DEVIATION = 2 / 255  # a result that varies less than this is a flat sheet
 
 # Evaluations at the coarsest scale, at most; each finer one, four times as dear and nearer to its goal, has two
@@ -63,12 +70,16 @@ class Style:
         network: that measures.
         images: [1, 3, H, W] in [0, 1] each, of any size.
         settings: the style's share of them.
+        mask: [1, 1, H, W] in [0, 1], of any size: where the pictures are looked at; None = everywhere.
     """
 
-    def __init__(self, network: Vgg19, images: Sequence[Tensor], settings: Settings) -> None:
+    def __init__(
+        self, network: Vgg19, images: Sequence[Tensor], settings: Settings, mask: Tensor | None = None
+    ) -> None:
         self._network = network
         self._images = images
         self._settings = settings
+        self._mask = mask
         self._weights = settings.style_weights or (1.0,) * len(images)
         self._measured: dict[int, dict[str, Statistics]] = {}
 
@@ -77,18 +88,38 @@ class Style:
         """The first of the pictures."""
         return self._images[0]
 
-    def at(self, long_side: int, device: torch.device) -> Mapping[str, Statistics]:
-        """The target statistics for a result whose long side has so many pixels."""
+    def at(
+        self, long_side: int, device: torch.device, most_pixels: int = 1 << 62
+    ) -> Mapping[str, Statistics]:
+        """The target statistics for a result whose long side has so many pixels.
+
+        Not more than `most_pixels` of a style picture are looked at together.
+        """
         if long_side not in self._measured:
             measured = []
             for image in self._images:
                 height, width = image.shape[2:]
                 size = style_size(width, height, long_side, self._settings, self._network.minimum_size)
-                measured.append(measure_style(self._network, resize(image, size).to(device), self._settings))
-            self._measured[long_side] = blend(measured, self._weights)
+                measured.append(self._measure(resize(image, size).to(device), most_pixels))
+            self._measured[long_side] = self._mixed(measured)
             if len(self._measured) > MOST_SIZES:
                 del self._measured[next(iter(self._measured))]  # the one measured first
         return self._measured[long_side]
+
+    def _measure(self, image: Tensor, most_pixels: int) -> dict[str, Statistics]:
+        if self._mask is None:
+            return measure_style_within(most_pixels, self._network, image, self._settings)
+        mask = resize_mask(self._mask, (image.shape[3], image.shape[2])).to(image.device)
+        guides = guides_at(self._network, self._settings.style_layers, mask[0])
+        guide = {layer: guide[0] for layer, guide in guides.items()}
+        return measure_style_within(most_pixels, self._network, image, self._settings, guide)
+
+    def _mixed(self, measured: Sequence[Mapping[str, Statistics]]) -> dict[str, Statistics]:
+        """For each layer what its own picture shows, or the blend of all."""
+        layers = self._settings.style_layers
+        sources = dict(zip(layers, self._settings.style_layer_sources or (0,) * len(layers), strict=True))
+        own = {layer: measured[source - 1][layer] for layer, source in sources.items() if source}
+        return blend(measured, self._weights) | own
 
 
 def transfer(
@@ -97,75 +128,79 @@ def transfer(
     style: Style,
     settings: Settings,
     *,
+    regions: Regions | None = None,
     init: Tensor | None = None,
     listen: Listener = ignore,
     snapshot_every: int | None = None,
     gradient_hooks: Sequence[GradientHook] = (),
+    keep: Keeper = keep_nothing,
+    resume: Mapping[str, Any] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Painting:
     """Paint `content` [1, 3, H, W] in [0, 1] in the manner of `style`.
 
     Args:
         network: on the device that paints.
+        regions: which have styles of their own, in place of `style`, or stay as they are.
         init: a picture to start from, when `settings.init` names a file.
         listen: called with every event.
         snapshot_every: evaluations between two `Snapshot` events.
         gradient_hooks: called with the picture's gradient, in this order; may return another one.
+        keep: offered the run's state after every evaluation; must take it after each scale and when interrupted.
+        resume: such a state of the same run, to go on from: on a CPU to the same picture, bit for bit.
+        ranks: the processes that paint it together, each of which calls this with the same arguments.
 
     Raises:
         InputError: when the picture is too small for the network.
         RunError: when nothing finite came out.
         KeyboardInterrupt: when it came before there was anything to keep.
     """
-    started = time.perf_counter()
     device = next(network.parameters()).device
+    studio = _Studio(
+        network, style, regions, settings, content, listen, snapshot_every, gradient_hooks, ranks
+    )
+    run = _Run() if resume is None else _Run.restored(resume, device)
+    started = time.perf_counter() - run.seconds
     sizes = scale_sizes(content, settings, network.minimum_size)
     stops = plan_stops(len(sizes), settings, started)
     planned = sum(stop.evaluations for stop in stops)
-    history: list[Evaluated] = []
-    result: Optimized | None = None
-    coarse_content = content  # at the size of the result so far
+    history, result = run.history, run.result
+    coarse_content = resize(content, sizes[run.scale - 1]).to(device) if run.scale else content  # as `result`
     try:
-        for scale, (size, stop) in enumerate(zip(sizes, stops, strict=True)):
+        for scale, (size, stop) in list(enumerate(zip(sizes, stops, strict=True)))[run.scale :]:
             width, height = size
-            listen(ScaleStarted(scale, len(sizes), width, height, stop.evaluations))
-            scale_started = time.perf_counter()
+            listen(ScaleStarted(scale, len(sizes), width, height, stop.evaluations, len(history)))
+            scale_started = time.perf_counter() - run.scale_seconds
             fine_content = resize(content, size).to(device)
-            if result is None:
+            if run.under_way is not None:
+                start = fine_content  # the state has a start of its own
+            elif result is None:
                 start = _first_picture(fine_content, style, settings, init)
             else:
                 start = hand_over(result.image, coarse_content, fine_content, settings.detail)
-            with tuned(device):
-                result = optimize(
-                    Objective(network, fine_content, style.at(max(size), device), settings),
-                    start,
-                    settings,
-                    stop,
-                    progress=Progress(scale, len(sizes), len(history), planned, started),
-                    listen=listen,
-                    snapshot_every=snapshot_every,
-                    gradient_hooks=gradient_hooks,
-                )
+            progress = Progress(scale, len(sizes), len(history), planned, started)
+            keep_scale = _keeping(keep, _Run(scale, result, history), started, scale_started)
+            result = studio.paint(fine_content, start, stop, progress, keep_scale, run.under_way)
+            run = _Run()
             coarse_content = fine_content
             history.extend(result.history)
             seconds, loss = time.perf_counter() - scale_started, result.losses["total"]
             listen(ScaleFinished(scale, len(sizes), len(result.history), seconds, loss, result.reason))
             if result.outcome != "done":
                 break
+            _keeping(keep, _Run(scale + 1, result, history), started)(dict, now=True)
     except KeyboardInterrupt:
         if result is None:
             raise
         result = replace(result, outcome="interrupted", reason=INTERRUPTED)
-    except (RunError, RuntimeError) as error:
-        if result is None and is_out_of_memory(error):
-            raise lack_of_memory(device, *sizes[0]) from error
-        # A finer scale that could not even begin leaves the coarser one's picture.
-        if result is None or not (isinstance(error, RunError) or is_out_of_memory(error)):
+    except RunError as error:
+        if result is None:
             raise
-        reason = str(error) if isinstance(error, RunError) else OUT_OF_MEMORY
-        result = replace(result, outcome="failed", reason=reason)
+        # A finer scale that could not even begin leaves the coarser one's picture.
+        result = replace(result, outcome="failed", reason=str(error))
     if result is None:
         raise RunError("There was no scale to paint at.")
-    image = _finished(result, coarse_content, resize(content, sizes[-1]), settings.detail)
+    image = _finished(result, coarse_content, resize(content, sizes[-1]), settings.detail, regions)
     try:
         for text in _warnings(result, image):
             listen(Notice(text))
@@ -182,9 +217,179 @@ def transfer(
     )
 
 
+@dataclass(frozen=True)
+class _Studio:
+    """What all scales of a run share."""
+
+    network: Vgg19
+    style: Style
+    regions: Regions | None
+    settings: Settings
+    source: Tensor  # the content as it was handed over
+    listen: Listener
+    snapshot_every: int | None
+    gradient_hooks: Sequence[GradientHook]
+    ranks: Ranks
+
+    @property
+    def device(self) -> torch.device:
+        """That paints."""
+        return next(self.network.parameters()).device
+
+    def paint(
+        self,
+        content: Tensor,
+        start: Tensor,
+        stop: StopRule,
+        progress: Progress,
+        keep: Keeper,
+        resume: Mapping[str, Any] | None,
+    ) -> Optimized:
+        """One scale. Each time that memory runs out, what is painted goes on in a way that takes less.
+
+        Raises:
+            RunError: when there is no such way, and nothing is painted yet.
+        """
+        plan = self._plan(content) if resume is None else self._plan(content, rank=resume["plan"])
+        done: tuple[Evaluated, ...] = ()
+        result: Optimized | None = None
+        while True:
+            if plan.is_tiled:
+                self.listen(Notice(str(plan)))
+            left = replace(stop, evaluations=stop.evaluations - len(done), ranks=self.ranks)
+            here = replace(progress, made=progress.made + len(done))
+            try:
+                result = self._attempt(plan, content, start, left, here, keep, resume)
+            except (RunError, RuntimeError) as error:
+                if not (is_out_of_memory(error) or is_out_of_memory(error.__cause__ or error)):
+                    raise
+            else:
+                result = replace(result, history=(*done, *result.history))
+                if result.reason != OUT_OF_MEMORY:
+                    return result
+                start, done, resume = result.image, result.history, None
+            try:
+                plan = self._plan(content, limit=LESS * plan.total)
+            except InputError as refusal:
+                if result is None:
+                    raise RunError(f"{OUT_OF_MEMORY} {refusal}") from None
+                return replace(result, reason=f"{OUT_OF_MEMORY} {refusal}")
+            self.listen(Notice(f"{OUT_OF_MEMORY} The run goes on with less."))
+
+    def _plan(self, content: Tensor, *, limit: float | None = None, rank: int | None = None) -> Plan:
+        height, width = content.shape[2:]
+        return plan_memory(
+            (width, height),
+            self.settings,
+            limit=limit if rank is None else math.inf,
+            source_bytes=0 if content is self.source else self.source.nbytes,
+            regions=0 if self.regions is None else len(self.regions.styles),
+            device=self.device,
+            skip=rank or 0,
+            ranks=self.ranks,
+        )
+
+    def _attempt(
+        self,
+        plan: Plan,
+        content: Tensor,
+        start: Tensor,
+        stop: StopRule,
+        progress: Progress,
+        keep: Keeper,
+        resume: Mapping[str, Any] | None,
+    ) -> Optimized:
+        """The scale as it is planned."""
+        size = plan.width, plan.height
+        settings = self.settings.replace(history=plan.history, history_precision=plan.history_precision)
+        free = None if self.regions is None else self.regions.division.free(size)
+
+        def keep_with_plan(make: Callable[[], State], *, now: bool = False) -> None:
+            keep(lambda: {**make(), "plan": plan.rank}, now=now)
+
+        with tuned(self.device):
+            return optimize(
+                objective_for(plan, self.network, content, self._targets(plan), settings, self.ranks),
+                self.ranks.follow(compose(content, start, free)),
+                settings,
+                stop,
+                progress=progress,
+                listen=self.listen,
+                snapshot_every=self.snapshot_every,
+                gradient_hooks=self.gradient_hooks,
+                free=None if free is None else free.to(self.device),
+                keep=keep_with_plan,
+                resume=resume,
+            )
+
+    def _targets(self, plan: Plan) -> Styles | Sequence[Region]:
+        size = plan.width, plan.height
+        if self.regions is None:
+            return self.style.at(max(size), self.device, plan.most_pixels)
+        return self.regions.at(self.network, self.settings.style_layers, size, plan.most_pixels)
+
+
+@dataclass
+class _Run:
+    """A run so far, between two evaluations."""
+
+    scale: int = 0  # the one to go on with
+    result: Optimized | None = None  # of the scale before
+    history: list[Evaluated] = field(default_factory=list)  # of all scales before
+    seconds: float = 0.0  # since it began
+    scale_seconds: float = 0.0  # of them at this scale
+    under_way: Mapping[str, Any] | None = None  # the state of `optimize` at this scale, once it has begun
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any], device: torch.device) -> _Run:
+        """The run of which this is the state."""
+        history = [Evaluated(**event) for event in state["history"]]
+        result = state["result"]
+        if result is not None:
+            last = tuple(event for event in history if event.scale == state["scale"] - 1)
+            result = Optimized(**{**result, "image": result["image"].to(device)}, history=last)
+        return cls(**{**state, "result": result, "history": history})
+
+    def state(self) -> State:
+        """All of it, of the kinds that a `Keeper` takes."""
+        result = self.result
+        kept = ("image", "losses", "outcome", "reason")
+        return {
+            **vars(self),
+            "result": None if result is None else {name: getattr(result, name) for name in kept},
+            "history": [asdict(event) for event in self.history],
+        }
+
+
+def _keeping(keep: Keeper, run: _Run, started: float, scale_started: float | None = None) -> Keeper:
+    """The keeper for `optimize` at the run's scale; an empty state is that of a scale that has not begun."""
+
+    def keep_run(make: Callable[[], State], *, now: bool = False) -> None:
+        def state() -> State:
+            clock = time.perf_counter()
+            scale_seconds = 0.0 if scale_started is None else clock - scale_started
+            under_way = make() or None
+            return replace(
+                run, seconds=clock - started, scale_seconds=scale_seconds, under_way=under_way
+            ).state()
+
+        keep(state, now=now)
+
+    return keep_run
+
+
 def target_size(width: int, height: int, settings: Settings) -> tuple[int, int]:
-    """The result's (width, height) for a content picture of this size."""
+    """The result's (width, height) for a content picture of this size.
+
+    Raises:
+        InputError: when a width and a height are asked for: a content picture has its own proportions.
+    """
     long_side = max(width, height)
+    if isinstance(settings.size, tuple):
+        raise InputError(
+            "size {}x{} is for a texture, without a content picture. A content picture keeps its proportions: "
+            "give the long side alone, as in --size {}.".format(*settings.size, max(settings.size))
+        )
     wanted = long_side if settings.size == "full" else settings.size
     return fit(width, height, wanted if settings.upscale else min(wanted, long_side))
 
@@ -276,7 +481,9 @@ def _first_picture(content: Tensor, style: Style, settings: Settings, init: Tens
         return content
     if settings.init == "noise":
         generator = torch.Generator().manual_seed(settings.seed)
-        noise = torch.randn(content.shape, generator=generator) * 0.15 + 0.5  # grey, hardly ever out of range
+        noise = torch.randn(content.shape, generator=generator) * 0.15 + 0.5  # hardly ever out of range
+        if settings.preserve_color == "luminance":
+            noise = noise[:, :1].expand_as(noise)  # what begins in grey stays grey
         return noise.clamp(0, 1).to(content.device)
     picture = style.first_image if settings.init == "style" else init
     if picture is None:
@@ -284,7 +491,9 @@ def _first_picture(content: Tensor, style: Style, settings: Settings, init: Tens
     return resize(picture, (width, height)).to(content.device)
 
 
-def _finished(result: Optimized, coarse_content: Tensor, content: Tensor, detail: float) -> Tensor:
+def _finished(
+    result: Optimized, coarse_content: Tensor, content: Tensor, detail: float, regions: Regions | None
+) -> Tensor:
     """The picture at the size asked for, also of a run that ended at a coarser scale.
 
     On the CPU, since the device may have ended the run for lack of memory.
@@ -292,7 +501,9 @@ def _finished(result: Optimized, coarse_content: Tensor, content: Tensor, detail
     image = result.image.float().cpu()
     if image.shape == content.shape:
         return image
-    return hand_over(image, coarse_content.cpu(), content.cpu(), detail).clamp(0, 1)
+    content = content.cpu()
+    free = None if regions is None else regions.division.free((content.shape[3], content.shape[2]))
+    return compose(content, hand_over(image, coarse_content.cpu(), content, detail).clamp(0, 1), free)
 
 
 def _warnings(result: Optimized, image: Tensor) -> list[str]:
