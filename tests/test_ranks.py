@@ -106,7 +106,7 @@ def test_two_processes_find_the_loss_and_the_gradient_of_one(tmp_path: Path) -> 
 
 
 def command(out: Path, *more: str) -> list[str]:
-    chosen = ["--size", "600", "--scales", "1", "--precision", "fp32", "--optimizer", "adam"]
+    chosen = ["--size", "512", "--scales", "1", "--precision", "fp32", "--optimizer", "adam"]
     pictures = [str(ASSETS / "content/red_panda.webp"), str(ASSETS / "style/starry_night.png")]
     return ["-m", "stylize", *pictures, "--out", str(out), *chosen, *more]
 
@@ -116,7 +116,7 @@ def test_torchrun_paints_the_picture_of_a_single_process(tmp_path: Path) -> None
     one, two = tmp_path / "one.png", tmp_path / "two.png"
     for start, out in (([sys.executable], one), (TORCHRUN, two)):
         run = subprocess.run(
-            [*start, *command(out, "--iterations", "3")], capture_output=True, text=True, env=ENVIRONMENT
+            [*start, *command(out, "--iterations", "2")], capture_output=True, text=True, env=ENVIRONMENT
         )
         assert run.returncode == 0, run.stderr
         assert run.stdout.splitlines()[-1] == str(out)
