@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.done
 
-.PHONY: demo test lint bench clean help
+.PHONY: demo test test-web lint bench clean help
 
 help:            ## say what there is
-	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
+	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed 's/:.*##/ —/'
 
 demo: $(SETUP)   ## paint the red panda in the manner of the Starry Night
 	$(BIN)/stylize assets/content/red_panda.webp assets/style/starry_night.png --out outputs/result.png --overwrite
@@ -15,7 +15,11 @@ demo: $(SETUP)   ## paint the red panda in the manner of the Starry Night
 test: $(VENV)/.done-dev   ## run the tests
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.done-dev   ## ruff and mypy
+test-web: $(VENV)/.done-test-web  ## try the web page in a real browser
+	@tools/need_chromium.sh
+	$(BIN)/python -m pytest tests/web/browser.py tests/test_web_server.py
+
+lint: $(VENV)/.done-test-web  ## ruff and mypy
 	$(BIN)/ruff check src tests tools benchmarks
 	$(BIN)/mypy
 
