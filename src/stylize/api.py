@@ -76,6 +76,11 @@ class Result:
     record: Mapping[str, Any]  # what a saved file tells of itself; the same for every run of the same choices
     path: Path | None = None  # where it was saved
 
+    def __repr__(self) -> str:
+        """One line; the pixels are in `tensor`."""
+        height, width = self.tensor.shape[2:]
+        return f"Result({width}×{height}, {self.outcome}, {self.evaluations} evaluations, {self.seconds:.1f} s)"
+
     @property
     def image(self) -> PIL.Image.Image:
         """The picture with 8 bits a channel; RGBA when the content is transparent somewhere."""
@@ -364,7 +369,13 @@ class Stylizer:
         if checkpoint is not None:
             _check_checkpoint(checkpoint, gradient_hooks)
         if out is not None:
-            overwrite = overwrite or (has_checkpoint(checkpoint) and _is_unfinished(Path(out), job))
+            if has_checkpoint(checkpoint) and not overwrite and Path(out).exists():
+                overwrite = _is_unfinished(Path(out), job)
+                if not overwrite:
+                    raise OutputError(
+                        f"{out} exists already, and it is not this command that has left it unfinished. Choose "
+                        f"another name, and for another job another folder than {checkpoint}; or use --overwrite."
+                    )
             images.check_output(out, overwrite=overwrite, size=job.size)
             _check_spares_inputs(Path(out), job)
         if log_dir is not None:

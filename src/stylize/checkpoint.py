@@ -130,7 +130,7 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = "it is a file" if place.is_file() else getattr(error, "strerror", None) or error
         raise OutputError(f"{place} cannot hold a checkpoint: {reason}. Choose another folder.") from error
 
 
@@ -240,7 +240,8 @@ def _differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
             yield from _differences(there.get(key), here.get(key), inner)
     elif there != here and not (_is_nan(there) and _is_nan(here)):
         short = not any(isinstance(value, (dict, list)) or len(str(value)) > 40 for value in (there, here))
-        yield f"{name} ({there} there, {here} here)" if short else name
+        words = ["not set" if value is None else value for value in (there, here)]
+        yield "{} ({} there, {} here)".format(name, *words) if short else name
 
 
 def _is_nan(value: Any) -> bool:

@@ -500,7 +500,8 @@ def paint(
             quiet, as_json, save_every = True, False, None
         plan = api.plan(photo, settings, regions=len(region))
         if for_folders["dry_run"]:
-            _print(str(plan))
+            told = {**dataclasses.asdict(plan), "total": plan.total}
+            _print(json.dumps(told, indent=2) if as_json else str(plan))
             return 0
         if plan.is_tiled:
             give_back()
@@ -880,7 +881,7 @@ def _say_masks(config: str | None) -> None:
     with contextlib.suppress(PictureError):  # no picture, or another program's
         if config is not None and Path(config).suffix.lower() in images.WRITE_FORMATS:
             for line in described(images.read_record(config)):
-                _say(f"{config} was painted with {line}; its settings alone do not repeat that.")
+                _say(f"note: {config} was painted with {line}, which is no setting; give it again to repeat that.")
 
 
 @contextlib.contextmanager

@@ -153,11 +153,21 @@ def read_mask(source: Source, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Pictur
         PictureError, InputError: as `read_picture`.
     """
     if isinstance(source, (torch.Tensor, np.ndarray)) and _is_plane(source.shape):
+        if not _is_mask_type(source):
+            raise InputError(
+                f"The mask has the type {source.dtype}; a mask is float in [0, 1], uint8 in 0 … 255, or bool."
+            )
         source = _plane_as_picture(torch.from_numpy(np.array(source)) if isinstance(source, np.ndarray) else source)
     picture = read_picture(source, max_pixels=max_pixels)
     red, green, blue = picture.tensor.split(1, dim=1)
     grey = green + 0.299 * (red - green) + 0.114 * (blue - green)  # ITU-R BT.601; of grey exactly itself
     return replace(picture, tensor=grey if picture.alpha is None else picture.alpha, alpha=None)
+
+
+def _is_mask_type(mask: torch.Tensor | npt.NDArray[Any]) -> bool:
+    if isinstance(mask, torch.Tensor):
+        return mask.is_floating_point() or mask.dtype in (torch.uint8, torch.bool)
+    return mask.dtype.kind in "fb" or mask.dtype == np.uint8
 
 
 def _is_plane(shape: tuple[int, ...]) -> bool:

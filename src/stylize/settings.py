@@ -46,6 +46,7 @@ NAMED_STARTS = ("content", "noise", "style")  # what `Settings.init` can be besi
 NAMED_WEIGHTS = ("embedded", "torchvision")  # what `Settings.weights` can be besides a path
 MOST_SIDE = 100_000  # px; far more than any memory here holds, and a mistyped zero is refused
 MOST_PAIRS = 1000  # of L-BFGS; a hundred already gain nothing
+LEAST_MEMORY = 500_000_000  # bytes
 MOST_FLOAT = 3e38  # what float32 holds, in which the picture is computed
 
 LAYERS: tuple[str, ...] = tuple(
@@ -233,7 +234,10 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise SettingsError(f"{text!r} is no size of memory; write it as 6GB, 512MB or 1.5GiB.")
     number, prefix, binary, _ = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
+    count = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
+    if count < LEAST_MEMORY:
+        raise SettingsError(f"A memory limit of {text} is too little: PyTorch alone takes more. Write it as 6GB.")
+    return count
 
 
 def gigabytes(count: float) -> str:
@@ -368,7 +372,7 @@ _NUMBERS: dict[str, tuple[float, bool, bool]] = {
     "clip_norm": (0, False, False),
     "clip_value": (0, False, False),
     "checkpoint_every_s": (0, False, False),
-    "memory_limit": (500_000_000, True, True),
+    "memory_limit": (LEAST_MEMORY, True, True),
 }
 
 

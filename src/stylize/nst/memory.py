@@ -235,7 +235,12 @@ def _refusal(
     width, height = size
     text = f"A result of {width}×{height} px does not fit into {gigabytes(limit)} of memory on {device.type}."
     fits = _largest(size, settings, costs, limit)
-    text += f" Use --size {fits} or less" if fits else " Use a smaller --size or free some memory"
+    if fits:
+        text += f" Use --size {fits} or less"
+    elif limit < costs.program:
+        text += f" The program alone takes {gigabytes(costs.program)}: free some memory"
+    else:
+        text += " Use a smaller --size or free some memory"
     text += ", or raise --memory-limit." if settings.memory_limit else "."
     if settings.whole_picture_only:
         text += f" Tiles, which take less, cannot be had: {settings.whole_picture_only}"

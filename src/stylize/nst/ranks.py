@@ -115,8 +115,10 @@ def joined(device: str) -> Iterator[Ranks]:
         device: the setting; on CUDA each process of a machine takes the card of its own number.
 
     Raises:
-        SettingsError: for a device that several processes cannot share.
+        SettingsError: when torchrun has not started this, or for a device that several processes cannot share.
     """
+    if not is_started_by_torchrun():
+        raise SettingsError("There are no other processes to join: start the program with torchrun.")
     on_cards = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if on_cards:
         card = int(os.environ.get("LOCAL_RANK", "0"))

@@ -118,7 +118,10 @@ class Store:
         with self._lock:
             kept = self._pictures.get(key)
             if kept is None:
-                raise PictureError("This picture is no longer here. Choose it again.")
+                raise PictureError(
+                    f"There is no picture {key!r}, or it is no longer here. Choose it again, or one of those "
+                    f"that come with the program: {', '.join(self._gallery)}."
+                )
             if owner:
                 kept = self._pictures[key] = replace(kept, owner=kept.owner or owner, since=time.monotonic())
                 self._limit(owner)
