@@ -17,6 +17,7 @@ from stylize.nst.losses import (
     STYLE_LOSSES,
     FeatureLoss,
     Statistics,
+    StyleLoss,
     additive_loss,
     centred_loss,
     centred_statistics,
@@ -453,3 +454,13 @@ def test_losses_that_sort_are_refused_where_sums_are_needed() -> None:
     assert additive_loss("w2") is STYLE_LOSSES["w2"]
     with pytest.raises(SettingsError, match=r"'swd' sorts .* neither in tiles nor in regions; use one of centred,"):
         additive_loss("swd")
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 300.0])
+def test_w2_of_flat_features_is_never_negative(level: float) -> None:
+    """Where both covariances are almost only what was added to them, the traces cancel."""
+    features = torch.full((1, 64, 8, 8), level) + 1e-3 * torch.randn(1, 64, 8, 8)
+    loss = STYLE_LOSSES["w2"]
+    assert isinstance(loss, StyleLoss)
+    style = loss.target(loss.statistics(*moments(features)[1:]))
+    assert float(loss.distance(loss.statistics(*moments(features)[1:]), style, "relative")) >= -1e-7

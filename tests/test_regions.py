@@ -523,7 +523,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         SettingsError,
         "regions",
     ),
-    "a scale of nothing": (lambda: Region("left.png", "other.png", style_scale=0), SettingsError, "above 0"),
+    "a scale of nothing": (lambda: Region("left.png", "other.png", style_scale=0), SettingsError, "number from"),
     "neither style nor region": (lambda: stylize("content.png", []), SettingsError, "no style"),
     "weights of no styles": (
         lambda: stylize("content.png", [], regions=[Region("left.png", "other.png")], style_weights=(1.0,)),
@@ -581,7 +581,7 @@ def test_a_region_is_read_so_that_its_files_exist(text: str, expected: Region) -
         ("nowhere.png=style.png", "no file nowhere.png"),
         ("left.png=nowhere.png@right.png:0.5", "no file nowhere.png"),
         ("left.png=style.png@nowhere.png", "no file nowhere.png"),
-        ("left.png=style.png:-1", "above 0"),
+        ("left.png=style.png:-1", "number from"),
     ],
 )
 def test_a_region_that_cannot_be_read_is_refused_with_the_way_to_write_it(text: str, words: str) -> None:

@@ -365,21 +365,24 @@ class Stylizer:
         """Paint one picture; arguments, result and errors are those of `stylize.stylize`."""
         if not self._ranks.is_first:
             out = log_dir = None
+        _check_kinds(regions, snapshot_every, max_pixels)
         job = _prepare(self.settings, content, style, init, max_pixels, regions, protect)
-        if checkpoint is not None:
-            _check_checkpoint(checkpoint, gradient_hooks)
-        if out is not None:
-            if has_checkpoint(checkpoint) and not overwrite and Path(out).exists():
-                overwrite = _is_unfinished(Path(out), job)
-                if not overwrite:
-                    raise OutputError(
-                        f"{out} exists already, and it is not this command that has left it unfinished. Choose "
-                        f"another name, and for another job another folder than {checkpoint}; or use --overwrite."
-                    )
-            images.check_output(out, overwrite=overwrite, size=job.size)
-            _check_spares_inputs(Path(out), job)
-        if log_dir is not None:
-            check_log_dir(log_dir)
+        with self._ranks.checked_by_first():
+            if checkpoint is not None:
+                _check_checkpoint(checkpoint, gradient_hooks)
+            if out is not None:
+                if has_checkpoint(checkpoint) and not overwrite and Path(out).exists():
+                    overwrite = _is_unfinished(Path(out), job)
+                    if not overwrite:
+                        raise OutputError(
+                            f"{out} exists already, and it is not this command that has left it unfinished. "
+                            f"Choose another name, and for another job another folder than {checkpoint}; or use "
+                            "--overwrite."
+                        )
+                images.check_output(out, overwrite=overwrite, size=job.size)
+                _check_spares_inputs(Path(out), job)
+            if log_dir is not None:
+                check_log_dir(log_dir)
         listen = _Collector(on_event)
         for notice in job.notices:
             listen(Notice(notice))
@@ -574,6 +577,14 @@ def _prepare(
     scale_sizes(job.canvas, job.settings_of_run, least)  # refuses what is too small
     _plan(job.settings_of_run, job.size, job.content, regions)  # and what is too large
     return job
+
+
+def _check_kinds(regions: object, snapshot_every: object, max_pixels: object) -> None:
+    if not isinstance(regions, Sequence) or not all(isinstance(region, Region) for region in regions):
+        raise SettingsError("regions is a list of Region(mask, style), also for a single one.")
+    for name, value in (("snapshot_every", snapshot_every), ("max_pixels", max_pixels)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise SettingsError(f"{name} is {value!r}; it must be a whole number of at least 1, or None.")
 
 
 def _plan(settings: Settings, size: tuple[int, int], content: _Input | None, regions: Sequence[Region]) -> Plan:

@@ -365,6 +365,8 @@ class Program(click.Group):
             code = super().main(arguments, prog_name="stylize", standalone_mode=False) or DONE
         except (Exception, KeyboardInterrupt) as error:
             message, code = _verdict(error)
+            if code == REFUSED and int(os.environ.get("LOCAL_RANK", "0")):
+                sys.exit(code)  # the first process of this machine has said it
             if TRACEBACK in os.environ and TRACEBACK in message:
                 raise
             _say(message)
@@ -478,7 +480,9 @@ def paint(
     if not style and not region:
         raise click.MissingParameter(ctx=ctx, param=_parameter(ctx, "style"))
     for_folders = {name: values.pop(name) for name in FOLDER_OPTIONS}
-    if first.is_dir() or any(path.is_dir() for path in style):
+    if any(map(os.path.isdir, (first, *style))):
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise SettingsError("torchrun is for one picture; for folders use --workers, --engine ray or --shard.")
         one = ("save_every", "checkpoint", "log_dir", "content", "region", "protect")
         _refuse_given(ctx, one, "is for one picture, not folders")
         for_folders |= {"overwrite": overwrite, "max_pixels": max_pixels}

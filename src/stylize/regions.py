@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SYNTAX = "MASK=STYLE[@STYLEMASK][:SCALE]"
 
 
+LEAST_SCALE, MOST_SCALE = 0.01, 100  # of strokes: beyond, a style is a dot, or all of it one stroke
+
+
 @dataclass(frozen=True)
 class Region:
     """A part of the picture that has a style of its own.
@@ -24,7 +27,7 @@ class Region:
     in part; of one that is transparent somewhere, what is opaque is chosen.
 
     Raises:
-        SettingsError: for a `style_scale` that is not above 0.
+        SettingsError: for a `style_scale` that no picture can have.
     """
 
     mask: Source  # where the region is
@@ -34,8 +37,12 @@ class Region:
 
     def __post_init__(self) -> None:
         """Refuse a scale that cannot be."""
-        if not 0 < self.style_scale < math.inf:
-            raise SettingsError(f"A region's style_scale is {self.style_scale}; it must be a number above 0.")
+        scale: object = self.style_scale
+        is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
+        if not is_number or not LEAST_SCALE <= self.style_scale <= MOST_SCALE:
+            raise SettingsError(
+                f"A region's style_scale is {scale!r}; it must be a number from {LEAST_SCALE} to {MOST_SCALE}."
+            )
 
 
 def parse_region(text: str) -> Region:
@@ -48,7 +55,8 @@ def parse_region(text: str) -> Region:
     """
     missing: list[list[Path]] = []
     for reading in _readings(text):
-        missing.insert(0, [path for path in files_of(reading) if not path.exists()])
+        # Path.exists raises for a name that is too long.
+        missing.insert(0, [path for path in files_of(reading) if not os.path.exists(path)])  # noqa: PTH110
         if not missing[0]:
             return reading
     if not missing:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -46,7 +47,8 @@ NAMED_STARTS = ("content", "noise", "style")  # what `Settings.init` can be besi
 NAMED_WEIGHTS = ("embedded", "torchvision")  # what `Settings.weights` can be besides a path
 MOST_SIDE = 100_000  # px; far more than any memory here holds, and a mistyped zero is refused
 MOST_PAIRS = 1000  # of L-BFGS; a hundred already gain nothing
-LEAST_MEMORY = 500_000_000  # bytes
+LEAST_MEMORY = 1_000_000_000  # bytes
+MOST_MEMORY = 10**15
 MOST_FLOAT = 3e38  # what float32 holds, in which the picture is computed
 
 LAYERS: tuple[str, ...] = tuple(
@@ -209,7 +211,7 @@ def load_config(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     if str(source) in preset_names():
         text = (_preset_folder() / f"{source}.toml").read_text(encoding="utf-8")
-    elif path.is_file():
+    elif os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
         try:
             text = path.read_text(encoding="utf-8-sig")  # Windows editors begin with a mark
         except (OSError, UnicodeDecodeError) as error:
@@ -232,12 +234,19 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)", text.strip())
     if match is None:
-        raise SettingsError(f"{text!r} is no size of memory; write it as 6GB, 512MB or 1.5GiB.")
+        raise SettingsError(f"memory_limit is {text!r}, which is no size of memory; write it as 6GB or 1.5GiB.")
     number, prefix, binary, _ = match.groups()
-    count = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
-    if count < LEAST_MEMORY:
-        raise SettingsError(f"A memory limit of {text} is too little: PyTorch alone takes more. Write it as 6GB.")
-    return count
+    count = float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
+    _check_memory(count, text if len(text) < 20 else f"{text[:16]}…")
+    return int(count)
+
+
+def _check_memory(count: float, text: str) -> None:
+    if not LEAST_MEMORY <= count <= MOST_MEMORY:
+        raise SettingsError(
+            f"memory_limit is {text}; it must be from {gigabytes(LEAST_MEMORY)}, most of which PyTorch and the "
+            f"network take for themselves, to {gigabytes(MOST_MEMORY)}. Write it as 6GB."
+        )
 
 
 def gigabytes(count: float) -> str:
@@ -372,7 +381,7 @@ _NUMBERS: dict[str, tuple[float, bool, bool]] = {
     "clip_norm": (0, False, False),
     "clip_value": (0, False, False),
     "checkpoint_every_s": (0, False, False),
-    "memory_limit": (LEAST_MEMORY, True, True),
+    "memory_limit": (0, True, True),
 }
 
 
@@ -385,6 +394,8 @@ def _check_numbers(settings: Settings) -> None:
         bound = f"of at least {least:g}" if inclusive else f"above {least:g}"
         if not _is_number(value, whole) or value < least or (value == least and not inclusive):
             raise SettingsError(f"{name} is {value!r}; it must be {kind} {bound}.")
+    if settings.memory_limit is not None:
+        _check_memory(settings.memory_limit, str(settings.memory_limit))
     if settings.seed >= 2**64:
         raise SettingsError(f"seed is {settings.seed}; it must be below 2**64.")
     if settings.history > MOST_PAIRS:

@@ -175,10 +175,12 @@ def w2_loss(found: Statistics, target: Statistics, normalization: Normalization 
     Both covariances have a ten-thousandth of the style's mean variance added in every direction: she adds 1e-4.
     """
     (mean, covariance), (mean_target, spread, root) = found, target
-    covariance = _widened(covariance, spread)
-    shared = trace_of_root(root @ covariance @ root).sum()
-    error = (mean - mean_target).square().sum() + _trace(covariance) + root.square().sum() - 2 * shared
-    return error / spread
+    # In float64: of two alike the traces cancel, and what is left of float32 can be less than nothing.
+    exact = torch.float32 if mean.device.type == "mps" else torch.float64  # which MPS does not have
+    wide, root = _widened(covariance, spread).to(exact), root.to(exact)
+    shared = trace_of_root(root @ wide @ root).sum()
+    bures = _trace(wide) + root.square().sum() - 2 * shared
+    return ((mean - mean_target).square().sum() + bures.to(mean.dtype)) / spread
 
 
 def histogram_statistics(features: Tensor) -> Statistics:

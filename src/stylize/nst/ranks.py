@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stylize.errors import RunError, SettingsError
+from stylize.errors import RefusedError, RunError, SettingsError
 
 
 class Sized(Protocol):
@@ -75,6 +75,22 @@ class Ranks:
             _asked(lambda: dist.broadcast(tensor, src=0))
         return tensor
 
+    @contextlib.contextmanager
+    def checked_by_first(self) -> Iterator[None]:
+        """What the first process refuses in this block, the others refuse as well, when they come to its end.
+
+        Raises:
+            RefusedError: in the others.
+        """
+        refused = 1
+        try:
+            yield
+            refused = 0
+        finally:
+            refused = self.follow_number(refused)
+        if refused:
+            raise RefusedError("The first process of this run has refused it.")
+
     def follow_number(self, number: int) -> int:
         """The first process's whole number for all: two clocks never agree, nor do two readings of free memory."""
         if self.count == 1:
@@ -95,10 +111,9 @@ def _asked(collective: Callable[[], object]) -> None:
     try:
         collective()
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
         raise RunError(
-            f"Another process of this run is gone ({reason}). Start the run again; "
-            "with --checkpoint the same command goes on from where it was."
+            "Another process of this run is gone. Start the run again; with --checkpoint the same command goes on "
+            "from where it was."
         ) from error
 
 

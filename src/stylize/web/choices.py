@@ -18,7 +18,10 @@ DEFAULT_PRESET = "default"
 # The ends of the strength slider: the photograph, hardly touched, and the painting, which has swallowed it.
 PHOTOGRAPH, PAINTING = 0.6, 0.04  # content_weight
 # A visitor says neither what the server runs on nor which of its files are read. `init` may name a file.
-OF_THE_SERVER = ("weights", "weights_normalization", "device", "precision")
+OF_THE_SERVER = (
+    *("weights", "weights_normalization", "device", "precision"),
+    *("memory_limit", "history_precision", "checkpoint_every_s"),
+)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,9 @@ def former_settings(given: Mapping[str, Any], limits: Limits) -> tuple[Settings,
     if not isinstance(settings.size, int) or settings.size > limits.size:
         settings = settings.replace(size=limits.size)
         changed.append(f"size is at most {limits.size} here")
+    if settings.history > limits.history:
+        settings = settings.replace(history=limits.history)
+        changed.append(f"history is at most {limits.history} here")
     return settings, changed
 
 

@@ -29,7 +29,10 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 COOKIE = "stylize_token"
 WRONG_S = 0.5  # that a wrong password waits for its answer
 MOST_JSON = MEGABYTE  # bytes that anything but a picture may have
-MOST_DRAINED = 4  # times a body's limit that is read and thrown away, so that the refusal can be read
+MOST_DRAINED = 4  # times the limit of an upload that are read and thrown away, so that the refusal can be read
+
+# What programs may call, and how many values each takes. Gradio answers a call of too few with no word of why.
+CALLS = {"/gradio_api/call/paint": 3, "/gradio_api/call/stop": 1, "/gradio_api/call/cancel": 1}
 
 # Whole addresses, and beginnings of addresses that end in a slash.
 READ = (
@@ -39,7 +42,7 @@ READ = (
     *("/pictures/", "/results/"),
 )
 WRITE = (
-    *("/pictures", "/gradio_api/queue/join", "/gradio_api/run/predict", "/gradio_api/call/"),
+    *("/pictures", "/gradio_api/queue/join", "/gradio_api/run/predict", *CALLS),
     *("/gradio_api/cancel", "/gradio_api/reset"),
 )
 
@@ -161,14 +164,27 @@ class Guard:
         elif trouble := self._trouble(scope, headers):
             await self._drain(headers, receive)
             await _answer(send, *trouble)
-        elif scope["method"] == "POST" and scope["path"] != "/pictures":
-            body = await _whole_body(receive)
-            if names_a_file(body):
-                await _answer(send, 400, "Pictures are named by their keys, not by a path or an address.")
-            else:
-                await self._app(scope, _repeating(body, receive), send)
+        elif scope["method"] == "POST":
+            await self._take_body(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    async def _take_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on with its body, which is counted: its headers may say less."""
+        path = scope["path"]
+        most = self._most_bytes(path)
+        body = await _whole_body(receive, most)
+        if body is None:
+            await _answer(send, 400, "The request ended before all of it had come. Send it again.")
+        elif len(body) > most:
+            await _answer(send, 413, f"The request goes on after {most:,} bytes; no more are read. Send less.")
+        elif path != "/pictures" and (fault := _fault(path, body)):
+            await _answer(send, 400, fault)
+        else:
+            await self._app(scope, _repeating(body, receive), send)
+
+    def _most_bytes(self, path: str) -> int:
+        return self._limits.upload_bytes if path == "/pictures" else MOST_JSON
 
     def _invitation(self) -> tuple[str, dict[str, str]]:
         if self._access.user_and_password is None:
@@ -181,6 +197,8 @@ class Guard:
         if self._access.is_open and not is_loopback(_hostname(host)):
             # Another site's name can be made to mean this machine; without a password that would let it in.
             return 403, f"This page answers to localhost, not to {_hostname(host)!r}. To change that, use --auth."
+        if "transfer-encoding" in headers:  # then the body is as long as it likes, whatever Content-Length says
+            return 411, "The request comes in chunks. Send it whole, with a Content-Length."
         path, method = scope["path"], scope["method"]
         if method in ("GET", "HEAD"):
             return None if _listed(path, READ) else (404, "There is no such page.")
@@ -191,22 +209,33 @@ class Guard:
         return self._too_large(path, headers)
 
     def _too_large(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        length = headers.get("content-length", "")
-        if not length.isdecimal():
+        length, most = _length(headers), self._most_bytes(path)
+        if length is None:
             return 411, "The request does not say how long it is. Send it with a Content-Length."
-        if path == "/pictures" and int(length) > self._limits.upload_bytes:
-            return 413, too_many_bytes(int(length), self._limits)
-        if path != "/pictures" and int(length) > MOST_JSON:
-            return 413, f"The request has {int(length):,} bytes; at most {MOST_JSON:,} are read. Send less."
-        return None
+        if length <= most:
+            return None
+        if path == "/pictures":
+            return 413, too_many_bytes(length, self._limits)
+        return 413, f"The request has {length:,} bytes; at most {most:,} are read. Send less."
 
     async def _drain(self, headers: dict[str, str], receive: Receive) -> None:
-        """Read what is refused: a browser that cannot finish sending does not look at the answer."""
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MOST_DRAINED * self._limits.upload_bytes:
+        """Read what is refused, unless it is too much: a browser that is still sending does not look at the answer."""
+        left = MOST_DRAINED * self._limits.upload_bytes
+        if (_length(headers) or 0) > left:
             return
-        while (message := await receive())["type"] == "http.request" and message.get("more_body"):
-            pass
+        while left >= 0 and (message := await receive())["type"] == "http.request" and message.get("more_body"):
+            left -= len(message.get("body", b""))
+
+
+def _fault(path: str, body: bytes) -> str | None:
+    """What is wrong with what a request says, in a sentence."""
+    if names_a_file(body):
+        return "Pictures are named by their keys, not by a path or an address."
+    request = json.loads(body) if body and path in CALLS else None
+    values = request.get("data") if isinstance(request, dict) else None
+    if isinstance(values, list) and len(values) < CALLS[path]:
+        return f"{path} takes {CALLS[path]} values in \"data\", not {len(values)}. Give them all."
+    return None
 
 
 def names_a_file(body: bytes) -> bool:
@@ -230,6 +259,12 @@ def too_many_bytes(count: int, limits: Limits) -> str:
     """What is said of a file that is too large."""
     has, most = count / MEGABYTE, limits.upload_bytes / MEGABYTE
     return f"The file has {has:.1f} MB; this page takes at most {most:g}. Make the picture smaller first."
+
+
+def _length(headers: dict[str, str]) -> int | None:
+    """How long a request says its body is, if it does."""
+    length = headers.get("content-length", "")
+    return int(length) if length.isdecimal() and len(length) < 19 else None
 
 
 def _listed(path: str, known: tuple[str, ...]) -> bool:
@@ -270,12 +305,17 @@ def _set_cookie(token: str) -> str:
     return f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"
 
 
-async def _whole_body(receive: Receive) -> bytes:
-    parts = []
-    while (message := await receive())["type"] == "http.request":
+async def _whole_body(receive: Receive, most: int) -> bytes | None:
+    """A request's body; no more is read once it exceeds `most` bytes; None when its visitor left before its end."""
+    parts: list[bytes] = []
+    count, more = 0, True
+    while more and count <= most:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
         parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            break
+        count += len(parts[-1])
+        more = message.get("more_body", False)
     return b"".join(parts)
 
 

@@ -26,6 +26,7 @@ class Limits:
     styles: int = 4
     size: int = 1024  # px, long side of a result
     iterations: int = 2000
+    history: int = 50  # pairs of L-BFGS, each of which takes the memory of two pictures
     time_s: float = 1800.0  # for one picture
     waiting: int = 64  # jobs of everybody together
     waiting_each: int = 8  # jobs of one visitor
@@ -37,7 +38,7 @@ def check_order(settings: Settings, styles: int, limits: Limits) -> None:
     """Refuse what would keep the machine from the others.
 
     Raises:
-        SettingsError: for too large a result, too long a run, or too many styles.
+        SettingsError: for too large a result, too long a run, too long a memory, or too many styles.
     """
     if styles > limits.styles:
         raise SettingsError(f"There are {styles} styles; this page blends at most {limits.styles}. Take some away.")
@@ -46,6 +47,10 @@ def check_order(settings: Settings, styles: int, limits: Limits) -> None:
     if (settings.iterations or 0) > limits.iterations:
         raise SettingsError(
             f"iterations is {settings.iterations}; this page makes at most {limits.iterations}. Choose fewer."
+        )
+    if settings.history > limits.history:
+        raise SettingsError(
+            f"history is {settings.history}; this page remembers at most {limits.history} pairs. Choose fewer."
         )
     if (settings.time_budget_s or 0) > limits.time_s:
         raise SettingsError(
