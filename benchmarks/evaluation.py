@@ -24,6 +24,7 @@ from stylize.nst.device import choose_device, choose_dtype
 from stylize.nst.objective import Objective, measure_style
 from stylize.nst.optimize import Search
 from stylize.nst.vgg import Vgg19, load_weights
+from stylize.process import prepare
 from stylize.settings import Settings
 
 
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    prepare()  # as the command does
     figures = measure(arguments.size, arguments.repeat, arguments.precision)
     for name, value in figures.items():
         print(f"{name:30} {value:10.4g}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "stylize"
-GROUND = {"errors", "settings", "events", "process"}
+GROUND = {"errors", "settings", "events", "process", "locking"}
 HALLS = {"images", "nst"}  # side by side: neither knows the other
 UPSTAIRS = {"batch", "inspect"}
 
@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {"errors"},
     "events": {"errors"},
     "process": set(),
+    "locking": set(),
     "images": GROUND,
     "regions": {"images"} | GROUND,
     "checkpoint": {"images"} | GROUND,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import resource
@@ -23,16 +24,16 @@ from torch import Tensor
 
 from conftest import picture, random_weights
 from stylize import checkpoint as module
-from stylize import cli
+from stylize import cli, locking
 from stylize.api import Stylizer
-from stylize.checkpoint import NAME, Checkpoint, check_folder, read_state, write_state
+from stylize.checkpoint import LOCK_NAME, NAME, Checkpoint, check_folder, read_state, write_state
 from stylize.errors import OutputError, SettingsError
 from stylize.events import Evaluated, Event, Notice, ScaleFinished, ScaleStarted
 from stylize.images import save_picture
 from stylize.nst.lbfgs import Lbfgs
 from stylize.nst.objective import Losses
-from stylize.nst.optimize import Keeper, Optimized, StopRule, optimize
-from stylize.nst.transfer import Painting, Style, transfer
+from stylize.nst.optimize import Keeper, Optimized, Search, StopRule, optimize
+from stylize.nst.transfer import Painting, Style, check_state, transfer
 from stylize.nst.vgg import Vgg19
 from stylize.progress import Forecast
 from stylize.settings import Settings
@@ -223,8 +224,76 @@ def test_what_a_kill_has_left_of_a_file_is_swept_away(tmp_path: Path) -> None:
     kept = checkpoint(tmp_path)
     kept(lambda: STATE, now=True)
     (tmp_path / f".{NAME}.123.abcd.tmp").write_bytes(b"half a file")
-    assert kept.load() is not None
+    with kept:
+        assert kept.load() is not None
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+# Whose the folder is
+
+
+def test_second_run_in_a_folder_is_refused_and_sweeps_nothing(tmp_path: Path) -> None:
+    with checkpoint(tmp_path):
+        being_written = tmp_path / f".{NAME}.123.abcd.tmp"
+        being_written.write_bytes(b"half a file")
+        with pytest.raises(OutputError, match="Another stylize is at work in"), checkpoint(tmp_path):
+            pass
+        assert being_written.exists()
+        assert (tmp_path / LOCK_NAME).exists()
+    with checkpoint(tmp_path):
+        assert not being_written.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_only_reads_needs_no_lock_and_sweeps_nothing(tmp_path: Path) -> None:
+    """As the other processes of one run do."""
+    with checkpoint(tmp_path) as kept:
+        kept(lambda: STATE, now=True)
+        (tmp_path / f".{NAME}.123.abcd.tmp").write_bytes(b"half a file")
+        assert checkpoint(tmp_path).load() is not None
+        assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from stylize.locking import held\n"
+        "with held(Path(sys.argv[1])) as got: print(got, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / LOCK_NAME
+    killed = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, check=False)
+    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, b"True\n")
+    assert path.exists()
+    with checkpoint(tmp_path):
+        pass
+
+
+def test_lock_is_not_taken_on_a_file_that_its_holder_has_just_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, tries = locking.try_lock, []
+
+    def late(file: Any, *, shared: bool) -> bool:
+        tries.append(1)
+        if len(tries) == 1:
+            (tmp_path / LOCK_NAME).unlink()
+        return plain(file, shared=shared)
+
+    monkeypatch.setattr(locking, "try_lock", late)
+    with checkpoint(tmp_path):
+        assert len(tries) == 2
+        with pytest.raises(OutputError, match="at work"), checkpoint(tmp_path):
+            pass
+
+
+def test_only_the_jobs_own_file_is_removed(tmp_path: Path) -> None:
+    other = checkpoint(tmp_path, identity={"content": {"sha256": "2e" * 32}})
+    other.remove()
+    checkpoint(tmp_path)(lambda: STATE, now=True)
+    other.remove()
+    assert checkpoint(tmp_path).load() is not None
+    checkpoint(tmp_path).remove()
+    assert list(tmp_path.iterdir()) == []
+    assert told(other) == []
 
 
 # One size
@@ -375,6 +444,8 @@ def paint(
 ) -> Painting:
     network = Vgg19(random_weights(), SHALLOW.content_layers + SHALLOW.style_layers)
     style = Style(network, [picture(20, 28, seed=1)], settings)
+    if resume is not None:
+        check_state(resume, network, picture(24, 32), settings)
     options: dict[str, Any] = {"resume": resume, "listen": listen} | ({} if keep is None else {"keep": keep})
     return transfer(network, picture(24, 32), style, settings, **options)
 
@@ -435,6 +506,100 @@ def test_seconds_before_the_interruption_count(tmp_path: Path) -> None:
     assert rest.reason == "The time is up."
     assert 2000 < rest.seconds < 2500
     assert rest.history[-1].seconds > 2000
+
+
+# States that are none
+
+
+def changed(state: Any, path: str, value: Any) -> Any:
+    """The same with another value at a place such as `under_way.plan`; `...` leaves the place out."""
+    if not path:
+        return value
+    key, _, rest = path.partition(".")
+    if isinstance(state, list):
+        return [changed(each, rest, value) if i == int(key) else each for i, each in enumerate(state)]
+    new = changed(state.get(key), rest, value)
+    kept = {name: new if name == key else each for name, each in state.items()}
+    return {name: each for name, each in {key: new, **kept}.items() if each is not ...}
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Of one run: in the first of two scales, in the second, and at the end."""
+    found = {}
+    for name, at in {"first": 4, "second": 9, "end": None}.items():
+        memory = Memory(tmp_path_factory.mktemp(name), at)
+        paint(keep=memory)
+        found[name] = memory.load()
+    return found
+
+
+NO_STATES: list[tuple[str, str, Any]] = [
+    ("second", "", {}),
+    ("second", "", [1, 2]),
+    *(("second", name, ...) for name in ("scale", "result", "history", "seconds", "scale_seconds", "under_way")),
+    ("second", "more", 1),
+    *(("second", "scale", value) for value in (-1, 0, 2, 9, 1.0, "1", None, True)),
+    ("end", "scale", 1),  # whose result has another size
+    ("end", "scale", 3),
+    ("first", "scale", 1),
+    *(("second", "seconds", value) for value in ("1", None, True)),
+    ("second", "history", {}),
+    ("second", "history", None),
+    ("second", "history", [1]),
+    ("second", "history", [{}]),
+    *(("second", f"history.0.{name}", ...) for name in ("loss", "scale")),
+    ("second", "history.0.terms", {"content": "1"}),
+    ("second", "result", None),
+    ("second", "result", {}),
+    ("second", "result.image", None),
+    ("second", "result.image", torch.zeros(1, 3, 5, 5)),
+    ("second", "result.image", torch.zeros(1, 3, 12, 16, dtype=torch.uint8)),
+    ("second", "result.losses", {}),
+    ("second", "result.losses", {"total": "1"}),
+    ("second", "result.outcome", "lost"),
+    ("second", "under_way", {}),
+    *(("second", "under_way.plan", value) for value in (..., -1, 10**6, "0", None)),
+    ("second", "under_way.history", [{}]),
+    *(("second", f"under_way.search.{name}", ...) for name in ("start", "coefficients", "optimizer", "best")),
+    *(("second", f"under_way.search.{name}", torch.zeros(7)) for name in ("start", "coefficients", "best")),
+    ("second", "under_way.search.best_losses", {"total": None}),
+    ("second", "under_way.search.evaluations", "9"),
+    ("second", "under_way.search.optimizer", None),
+    *(("second", f"under_way.search.optimizer.{name}", ...) for name in ("rows", "counters", "loss")),
+    *(("second", f"under_way.search.optimizer.{name}", torch.zeros(7)) for name in ("rows", "previous", "best")),
+    *(("second", "under_way.search.optimizer.order", order) for order in ([99], [0, 0], ["0"], [], None)),
+    ("second", "under_way.search.optimizer.counters", {"restarts": 1}),
+]
+
+
+@pytest.mark.parametrize("name", ["first", "second", "end"])
+def test_state_of_the_run_passes_its_check(states: Mapping[str, Any], name: str) -> None:
+    network = Vgg19(random_weights(), SHALLOW.content_layers + SHALLOW.style_layers)
+    check_state(states[name], network, picture(24, 32), SHALLOW)
+
+
+@pytest.mark.parametrize(("name", "path", "value"), NO_STATES)
+def test_state_of_another_form_is_told_from_one(
+    states: Mapping[str, Any], name: str, path: str, value: Any
+) -> None:
+    network = Vgg19(random_weights(), SHALLOW.content_layers + SHALLOW.style_layers)
+    with pytest.raises(ValueError):
+        check_state(changed(states[name], path, value), network, picture(24, 32), SHALLOW)
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "adam", "torch-lbfgs"])
+def test_search_takes_only_a_search(optimizer: Any) -> None:
+    found = Search(Task(), picture(12, 14, seed=8), Settings(optimizer=optimizer))
+    for _ in range(3):
+        found.step()
+    form = torch.empty(1, 3, 12, 14, device="meta")
+    other = Search(Task(), form, Settings(optimizer=optimizer))
+    other.check_state_dict(found.state_dict())
+    wrongs: list[Any] = [[], {}, {**found.state_dict(), "optimizer": 3}, {**found.state_dict(), "best": 1}]
+    for wrong in wrongs:
+        with pytest.raises(ValueError):
+            other.check_state_dict(wrong)
 
 
 def test_forecast_judges_by_what_this_process_has_seen() -> None:
@@ -507,6 +672,55 @@ def test_interrupted_picture_is_kept_where_there_is_no_checkpoint(
     stylizer(*pictures, out=out, on_event=interrupt_at(2))
     with pytest.raises(OutputError, match="exists already"):
         stylizer(*pictures, out=out, checkpoint=tmp_path / "kept")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [("", {}), ("scale", 9), ("under_way.plan", ...)]
+)
+def test_state_of_another_form_is_damage(
+    stylizer: Stylizer, pictures: tuple[Path, Path], tmp_path: Path, path: str, value: Any
+) -> None:
+    """Also where digest and identity are right: it is told, and the run starts afresh and takes its place."""
+    stylizer(*pictures, on_event=interrupt_at(7), checkpoint=tmp_path)
+    identity, state = read_state(tmp_path / NAME)
+    write_state(tmp_path / NAME, changed(state, path, value), identity)
+    heard: list[Event] = []
+    result = stylizer(*pictures, checkpoint=tmp_path, on_event=heard.append)
+    assert [notice for notice in result.notices if "is damaged" in notice and "starts afresh" in notice]
+    assert next(event for event in heard if isinstance(event, Evaluated)).evaluation == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("metadata", [{}, {"state": "[]"}, {"state": "{}", "identity": "3"}])
+def test_file_without_state_or_identity_is_damage(tmp_path: Path, metadata: dict[str, str]) -> None:
+    save_file({"x": torch.ones(3)}, tmp_path / "plain", metadata={"format": module.FORMAT, **metadata})
+    whole = (tmp_path / "plain").read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    header["sha256"] = {"dtype": "U8", "shape": [32], "data_offsets": [12, 44]}
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + whole[8 + length :]
+    (tmp_path / NAME).write_bytes(data + hashlib.sha256(data).digest())
+    with pytest.raises(ValueError, match="it has no"):
+        read_state(tmp_path / NAME)
+
+
+def test_folder_is_the_runs_own_from_its_start_to_its_end(
+    stylizer: Stylizer, pictures: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Also when there is no file yet; and each end, a failure too, lets others in."""
+
+    def listen(event: Event) -> None:
+        if isinstance(event, ScaleStarted) and event.scale == 0:
+            second = command(*pictures, "--out", tmp_path / "second.png", "--checkpoint", tmp_path / "kept")
+            assert second.exit_code == 2
+            assert f"Another stylize is at work in {tmp_path / 'kept'}" in second.stderr
+            raise LookupError("the user's own")
+
+    with pytest.raises(LookupError):
+        stylizer(*pictures, checkpoint=tmp_path / "kept", on_event=listen)
+    assert not (tmp_path / "second.png").exists()
+    assert stylizer(*pictures, checkpoint=tmp_path / "kept").outcome == "done"
 
 
 def test_other_job_is_refused(stylizer: Stylizer, pictures: tuple[Path, Path], tmp_path: Path) -> None:

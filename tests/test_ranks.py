@@ -133,7 +133,7 @@ def test_a_process_that_dies_ends_the_run_and_leaves_the_checkpoint(tmp_path: Pa
     pipe = subprocess.PIPE
     run = subprocess.Popen([*TORCHRUN, *chosen], text=True, env=ENVIRONMENT, stdout=pipe, stderr=pipe)
     deadline = time.monotonic() + 120
-    while not list(checkpoint.glob("*")) and time.monotonic() < deadline:
+    while not list(checkpoint.glob("*.safetensors")) and time.monotonic() < deadline:
         time.sleep(0.2)
     victim = next(pid for pid in workers_of(run.pid) if variable(pid, "RANK") == "1")
     os.kill(victim, signal.SIGKILL)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import MutableMapping
+import json
+from collections.abc import Iterable, Iterator, MutableMapping
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -12,10 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stylize.errors import SettingsError
-from stylize.web.guard import READ, WRITE, Access, Guard, choose_access, is_loopback, names_a_file
+from stylize.web.guard import (
+    MOST_DRAINED,
+    MOST_JSON,
+    READ,
+    WRITE,
+    Access,
+    Guard,
+    choose_access,
+    is_loopback,
+    names_a_file,
+)
 from stylize.web.limits import Limits
 
 LIMITS = Limits(upload_bytes=1000)
+JSON_PATHS = sorted({*WRITE} - {"/pictures"})
 OPEN = Access()
 
 
@@ -42,9 +55,29 @@ class Answer:
 
 
 async def inner(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-    """The application that is guarded."""
+    """The application that is guarded; it answers with the body that it got."""
+    body, more = b"let in ", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"let in"})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Body:
+    """What a visitor sends after the headers; it is over after its parts, or breaks off there."""
+
+    def __init__(self, parts: Iterable[bytes] = (), *, breaks_off: bool = False) -> None:
+        self._parts: Iterator[bytes] = iter(parts)
+        self._breaks_off = breaks_off
+        self.read = 0  # bytes
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        part = next(self._parts, None)
+        if part is None and self._breaks_off:
+            return {"type": "http.disconnect"}
+        self.read += len(part or b"")
+        return {"type": "http.request", "body": part or b"", "more_body": part is not None}
 
 
 def ask(
@@ -53,6 +86,7 @@ def ask(
     *,
     access: Access = OPEN,
     query: str = "",
+    body: Body | None = None,
     **headers: str,
 ) -> Answer:
     """One request; host is this machine's unless said otherwise."""
@@ -65,11 +99,7 @@ def ask(
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in lines.items()],
     }
     answer = Answer()
-
-    async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    asyncio.run(Guard(inner, access, LIMITS)(scope, receive, answer.send))
+    asyncio.run(Guard(inner, access, LIMITS)(scope, (body or Body()).receive, answer.send))
     return answer
 
 
@@ -169,6 +199,11 @@ def test_what_the_page_does_not_need_is_not_there(path: str, method: str) -> Non
     assert ask(path, method, content_length="5").status == 404
 
 
+@pytest.mark.parametrize("name", ["", "press_paint", "nothing", "v2/paint", "paint/", "paint/x"])
+def test_programs_call_only_what_is_meant_for_them(name: str) -> None:
+    assert ask(f"/gradio_api/call/{name}", "POST", content_length="5").status == 404
+
+
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_other_methods_are_refused(method: str) -> None:
     assert ask("/pictures", method, content_length="5").status == 404
@@ -182,9 +217,58 @@ def test_what_is_too_large_is_refused_with_a_sentence() -> None:
     assert ask("/gradio_api/queue/join", "POST", content_length="1000001").status == 413
 
 
-@pytest.mark.parametrize("length", ["", "-1", "x", "1e3"])
+@pytest.mark.parametrize("length", ["", "-1", "x", "1e3", "9" * 5000])
 def test_a_length_that_is_none_is_refused(length: str) -> None:
     assert ask("/pictures", "POST", content_length=length).status == 411
+
+
+@pytest.mark.parametrize(("path", "most"), [("/pictures", 1000), *((path, MOST_JSON) for path in JSON_PATHS)])
+def test_a_body_is_counted_whatever_its_headers_say_of_it(path: str, most: int) -> None:
+    body = Body(repeat(bytes(most // 10), 50))
+    answer = ask(path, "POST", content_length="5", body=body)
+    assert answer.status == 413
+    assert answer.body == f"The request goes on after {most:,} bytes; no more are read. Send less.".encode()
+    assert body.read == most + most // 10  # the first part beyond the limit is the last one
+
+
+@pytest.mark.parametrize("path", WRITE)
+@pytest.mark.parametrize("coding", ["chunked", "gzip, chunked", "identity", ""])
+def test_a_body_in_chunks_is_refused_and_not_all_of_it_is_read(path: str, coding: str) -> None:
+    body = Body(repeat(bytes(100), 100))
+    answer = ask(path, "POST", content_length="5", transfer_encoding=coding, body=body)
+    assert answer.status == 411
+    assert answer.body == b"The request comes in chunks. Send it whole, with a Content-Length."
+    assert body.read <= MOST_DRAINED * LIMITS.upload_bytes + 100
+
+
+def test_a_refused_body_is_read_to_its_end_so_that_the_answer_is_seen() -> None:
+    body = Body([bytes(500)] * 5)
+    assert ask("/pictures", "POST", content_length="2500", body=body).status == 413
+    assert body.read == 2500
+
+
+@given(st.lists(st.binary(max_size=250), max_size=4))
+def test_a_picture_within_the_limit_arrives_as_it_was_sent(parts: list[bytes]) -> None:
+    answer = ask("/pictures", "POST", content_length="5", body=Body(parts))
+    assert (answer.status, answer.body) == (200, b"let in " + b"".join(parts))
+
+
+@pytest.mark.parametrize("path", WRITE)
+def test_of_a_request_that_breaks_off_nothing_is_handed_on(path: str) -> None:
+    answer = ask(path, "POST", content_length="5", body=Body([b"{}"], breaks_off=True))
+    assert (answer.status, answer.body[:17]) == (400, b"The request ended")
+
+
+@pytest.mark.parametrize(("name", "count"), [("paint", 3), ("stop", 1), ("cancel", 1)])
+def test_a_call_with_too_few_values_is_refused_with_a_sentence(name: str, count: int) -> None:
+    def called(values: int) -> Answer:
+        data = json.dumps({"data": ["x"] * values}).encode()
+        return ask(f"/gradio_api/call/{name}", "POST", content_length="5", body=Body([data]))
+
+    assert called(count).status == 200
+    refused = called(count - 1)
+    assert refused.status == 400
+    assert f'takes {count} values in "data", not {count - 1}.' in refused.body.decode()
 
 
 @pytest.mark.parametrize(

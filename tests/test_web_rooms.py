@@ -141,10 +141,10 @@ def test_what_cannot_be_taken_is_refused_in_a_sentence_without_a_path(
 
 
 def test_orders_that_would_keep_the_machine_are_refused() -> None:
-    check_order(Settings(size=1024, iterations=2000, time_budget_s=1800), 4, Limits())
+    check_order(Settings(size=1024, iterations=2000, time_budget_s=1800, history=50), 4, Limits())
     refused = [
         *(Settings(size=1025), Settings(size="full"), Settings(size=(64, 64))),
-        *(Settings(iterations=2001), Settings(time_budget_s=1801)),
+        *(Settings(iterations=2001), Settings(time_budget_s=1801), Settings(history=51)),
     ]
     for settings in refused:
         with pytest.raises(SettingsError, match="this page"):
@@ -272,10 +272,20 @@ def test_a_visitor_does_not_say_which_files_of_the_server_are_read() -> None:
     assert visitors_settings({"weights": "torchvision"})[0].weights == "embedded"  # that would be a download
 
 
+def test_a_visitor_does_not_say_how_much_memory_a_run_may_take() -> None:
+    given = {"memory_limit": 10**15, "history_precision": "fp32", "checkpoint_every_s": 1e-3, "seed": 3}
+    settings, left_out = visitors_settings(given)
+    assert settings == Settings(seed=3)
+    assert [each.split()[0] for each in left_out] == ["memory_limit", "history_precision", "checkpoint_every_s"]
+
+
 def test_the_settings_of_a_former_result_fit_the_page() -> None:
     settings, changed = former_settings(Settings(size=4096, seed=3, style_weights=(2, 1)).as_dict(), Limits())
     assert settings == Settings(size=1024, seed=3, style_weights=(2, 1))
     assert changed == ["size is at most 1024 here"]
+    settings, changed = former_settings(Settings(history=1000).as_dict(), Limits())
+    assert settings == Settings(history=50)
+    assert changed == ["history is at most 50 here"]
     with pytest.raises(SettingsError, match="There is no setting"):
         former_settings({"colour": "red"}, Limits())
 

@@ -9,6 +9,7 @@ import io
 import json
 import re
 import secrets
+import socket
 import threading
 import time
 import warnings
@@ -29,7 +30,7 @@ from stylize.errors import OutputError
 from stylize.events import Evaluated, Listener, ScaleStarted, Snapshot
 from stylize.images import read_settings
 from stylize.settings import Settings
-from stylize.web.guard import Access, Guard
+from stylize.web.guard import CALLS, Access, Guard
 from stylize.web.jobs import Order
 from stylize.web.limits import Limits
 
@@ -201,6 +202,9 @@ def test_what_cannot_be_painted_is_said_in_a_sentence(served: Served) -> None:
         ((photo, ["/etc/passwd"], {}), "no longer here"),
         ((photo, [photo], {"size": 9999}), "this page paints at most 512 px"),
         ((photo, [photo], {"colour": "red"}), "There is no setting 'colour'"),
+        ((photo, [photo], {"memory_limit": 10**15, "history": 1000}), "this page remembers at most 50 pairs"),
+        ((photo, [photo], {"size": 10**400}), "it must be a whole number of pixels"),
+        ((photo, [photo], {"memory_limit": "9" * 400 + "GB"}), "memory_limit"),
     ]:
         with pytest.raises(AppError, match=re.escape(sentence)) as caught:
             client.predict(*arguments, api_name="/paint")
@@ -223,6 +227,25 @@ def test_bad_uploads_are_refused_and_the_server_goes_on(served: Served) -> None:
         assert str(served.folder) not in answer.text
         assert "Traceback" not in answer.text
     assert served.send()
+
+
+@pytest.mark.parametrize("path", ["/pictures", "/gradio_api/call/paint", "/gradio_api/queue/join"])
+def test_a_short_content_length_does_not_let_a_long_body_in(served: Served, path: str) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    part = bytes(50_000)
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head.encode() + (b"%x\r\n%b\r\n" % (len(part), part)) * 5 + b"0\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 411")
+
+
+def test_the_guard_knows_how_many_values_each_call_takes(served: Served) -> None:
+    named = httpx.get(f"{served.url}/gradio_api/info").json()["named_endpoints"]
+    assert {f"/gradio_api/call{name}": len(each["parameters"]) for name, each in named.items()} == CALLS
+    for path, count in CALLS.items():
+        answer = httpx.post(served.url + path, json={"data": ["x"] * (count - 1)})
+        assert answer.status_code == 400
+        assert answer.text.endswith(f"not {count - 1}. Give them all.")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Nothing in here prints, exits, or changes torch's or Pillow's global state.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -44,7 +45,7 @@ from stylize.nst.memory import Plan, plan_memory
 from stylize.nst.optimize import INTERRUPTED, Outcome, keep_nothing
 from stylize.nst.ranks import ALONE, Ranks
 from stylize.nst.regions import Division, Regions
-from stylize.nst.transfer import Painting, Style, fit, resize, scale_sizes, target_size, transfer
+from stylize.nst.transfer import Painting, Style, check_state, fit, resize, scale_sizes, target_size, transfer
 from stylize.nst.vgg import Vgg19, load_weights, minimum_size
 from stylize.regions import Region
 from stylize.settings import NAMED_STARTS, Settings
@@ -387,33 +388,36 @@ class Stylizer:
         for notice in job.notices:
             listen(Notice(notice))
         wiring = Wiring(listen, snapshot_every, tuple(gradient_hooks))
-        with self._lock:
-            network = self._load_network()  # first: what is refused leaves no record of a run behind
-            kept = None if checkpoint is None else _open_checkpoint(checkpoint, job, self._weights, listen)
-            resume = None if kept is None else _load_state(kept, listen)
-            with wired(wiring, log_dir, job.settings) as wiring:
-                wiring = _in_color(wiring, job)
-                styles = self._load_styles(network, job)
-                painting = transfer(
-                    network,
-                    shown(job.canvas, job.settings),
-                    styles[-1 if job.styles else 0],
-                    job.settings_of_run,
-                    regions=None if job.division is None else Regions(job.division, styles),
-                    init=None if job.init is None else shown(job.init.picture.tensor, job.settings),
-                    listen=wiring.listen,
-                    snapshot_every=wiring.snapshot_every,
-                    gradient_hooks=wiring.gradient_hooks,
-                    keep=kept if kept and self._ranks.is_first else keep_nothing,
-                    resume=resume,
-                    ranks=self._ranks,
-                )
-        painting = _painting_in_color(painting, job)
-        result = _result(job, painting, self._weights, tuple(listen.notices))
-        result = result if out is None else _saved(result, out, overwrite)
-        if kept is not None and self._ranks.is_first and result.outcome == "done":
-            kept.remove()
-        return result
+        with contextlib.ExitStack() as stack:
+            with self._lock:
+                network = self._load_network()  # first: what is refused leaves no record of a run behind
+                kept = None if checkpoint is None else _open_checkpoint(checkpoint, job, self._weights, listen)
+                if kept is not None and self._ranks.is_first:
+                    stack.enter_context(kept)  # until the picture is saved
+                resume = None if kept is None else _load_state(kept, job, network, self._ranks, listen)
+                with wired(wiring, log_dir, job.settings) as wiring:
+                    wiring = _in_color(wiring, job)
+                    styles = self._load_styles(network, job)
+                    painting = transfer(
+                        network,
+                        shown(job.canvas, job.settings),
+                        styles[-1 if job.styles else 0],
+                        job.settings_of_run,
+                        regions=None if job.division is None else Regions(job.division, styles),
+                        init=None if job.init is None else shown(job.init.picture.tensor, job.settings),
+                        listen=wiring.listen,
+                        snapshot_every=wiring.snapshot_every,
+                        gradient_hooks=wiring.gradient_hooks,
+                        keep=kept if kept and self._ranks.is_first else keep_nothing,
+                        resume=resume,
+                        ranks=self._ranks,
+                    )
+            painting = _painting_in_color(painting, job)
+            result = _result(job, painting, self._weights, tuple(listen.notices))
+            result = result if out is None else _saved(result, out, overwrite)
+            if kept is not None and self._ranks.is_first and result.outcome == "done":
+                kept.remove()
+            return result
 
     def _load_network(self) -> Vgg19:
         if self._network is None:
@@ -849,8 +853,15 @@ def _open_checkpoint(
     return Checkpoint(folder, identity, job.settings.checkpoint_every_s, listen)
 
 
-def _load_state(checkpoint: Checkpoint, listen: Listener) -> dict[str, Any] | None:
-    state = checkpoint.load()
+def _load_state(
+    checkpoint: Checkpoint, job: _Job, network: Vgg19, ranks: Ranks, listen: Listener
+) -> dict[str, Any] | None:
+    count = 0 if job.division is None else len(job.regions) + bool(job.styles)
+
+    def check(state: dict[str, Any]) -> None:
+        check_state(state, network, job.canvas, job.settings_of_run, regions=count, ranks=ranks)
+
+    state = checkpoint.load(check)
     if state is not None:
         made = len(state["history"]) + len((state["under_way"] or {"history": ()})["history"])
         listen(Notice(f"The run goes on from {checkpoint.path}, after {made} evaluations."))

@@ -26,10 +26,12 @@ from torch import Tensor
 from stylize.errors import OutputError
 from stylize.events import Listener, Notice
 from stylize.images import write_whole
+from stylize.locking import held
 
 State: TypeAlias = dict[str, Any]  # numbers, texts, None and tensors, in dicts with texts as keys and in lists
 
 NAME = "stylize-checkpoint.safetensors"
+LOCK_NAME = ".stylize-checkpoint.lock"
 FORMAT = "stylize-checkpoint-1"
 MOST_DIFFERENCES = 4  # that a refusal names
 
@@ -43,6 +45,8 @@ _DTYPES = {
 
 class Checkpoint:
     """The file in which one job keeps its state; `transfer` calls it whenever there is a new one.
+
+    A context manager: inside, this run alone works in the folder. Who only reads need not enter.
 
     Args:
         folder: that the file is in, or will be.
@@ -60,6 +64,34 @@ class Checkpoint:
         self._tell = tell
         self._written = time.monotonic()
         self._failed = False
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Checkpoint:
+        """Lock the folder, and delete what a kill in the middle of writing has left in it.
+
+        Raises:
+            OutputError: when another run is at work there, or it cannot be written to.
+        """
+        folder = self.path.parent
+        try:
+            is_ours = self._stack.enter_context(held(folder / LOCK_NAME))
+        except OSError as error:
+            raise OutputError(
+                f"{folder} cannot hold a checkpoint: {error.strerror}. Choose another folder."
+            ) from error
+        if not is_ours:
+            self._stack.close()
+            raise OutputError(
+                f"Another stylize is at work in {folder}. Wait until it is done, or use another folder."
+            )
+        for path in folder.glob(f".{NAME[:40]}.*.tmp"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let others in."""
+        self._stack.close()
 
     def __call__(self, make: Callable[[], State], *, now: bool = False) -> None:
         """Write the state that `make` gives, if it is time, or now."""
@@ -73,15 +105,19 @@ class Checkpoint:
             self._failed = True
         self._written = time.monotonic()
 
-    def load(self) -> State | None:
+    def load(self, check: Callable[[State], None] = lambda state: None) -> State | None:
         """The state to go on from; None when there is none, or none that is whole.
+
+        Args:
+            check: raises ValueError for a state from which the job cannot go on.
 
         Raises:
             OutputError: when the file cannot be read, or belongs to another job.
         """
         try:
-            self._sweep()
             identity, state = read_state(self.path)
+            self._refuse_another(identity)
+            check(state)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -89,6 +125,21 @@ class Checkpoint:
         except ValueError as error:
             self._tell(Notice(f"{self.path} is damaged ({error}); the run starts afresh."))
             return None
+        return state
+
+    def remove(self) -> None:
+        """Delete the file, if it is this job's: the job is done."""
+        try:
+            if next(_differences(_read_identity(self.path), self._identity), None) is None:
+                self.path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return
+        except ValueError:
+            return  # damaged, so that nobody knows whose it is
+        except OSError as error:
+            self._tell(Notice(f"{self.path} is no longer needed but cannot be deleted: {error.strerror}."))
+
+    def _refuse_another(self, identity: Mapping[str, Any]) -> None:
         differences = list(_differences(identity, self._identity))
         if differences:
             more = len(differences) - MOST_DIFFERENCES
@@ -97,20 +148,6 @@ class Checkpoint:
                 f"{self.path} belongs to another job, which differs in {', '.join(listed)}. "
                 "Use another folder, or delete that file."
             )
-        return state
-
-    def remove(self) -> None:
-        """Delete the file: the job is done."""
-        try:
-            self.path.unlink(missing_ok=True)
-        except OSError as error:
-            self._tell(Notice(f"{self.path} is no longer needed but cannot be deleted: {error.strerror}."))
-
-    def _sweep(self) -> None:
-        """Delete what a kill in the middle of writing has left."""
-        for path in self.path.parent.glob(f".{NAME[:40]}.*.tmp"):
-            with contextlib.suppress(OSError):
-                path.unlink()
 
 
 def has_checkpoint(folder: str | os.PathLike[str] | None) -> bool:
@@ -151,15 +188,35 @@ def read_state(path: Path) -> tuple[dict[str, Any], State]:
         ValueError: when the file is not whole, or no checkpoint; the text says in a few words what is wrong.
     """
     _check_digest(path)
+    with _opened(path) as (file, metadata):
+        state = _with_tensors(_table(metadata, "state"), file.get_tensor)
+        return _table(metadata, "identity"), state
+
+
+def _read_identity(path: Path) -> dict[str, Any]:
+    """As `read_state`, of a file whose tensors need not be whole."""
+    with _opened(path) as (_, metadata):
+        return _table(metadata, "identity")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Mapping[str, str]]]:
+    """A checkpoint and its metadata; what is wrong with it is a ValueError."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError("it is of another format")
-            state = _with_tensors(json.loads(metadata["state"]), file.get_tensor)
+            yield file, metadata
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    return json.loads(metadata["identity"]), state
+
+
+def _table(metadata: Mapping[str, str], name: str) -> dict[str, Any]:
+    table = json.loads(metadata.get(name, "null"))
+    if not isinstance(table, dict):
+        raise ValueError(f"it has no {name}")
+    return table
 
 
 def _check_digest(path: Path) -> None:
@@ -225,7 +282,7 @@ def _with_tensors(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() == {_TENSOR}:
-        return tensor(value[_TENSOR])
+        return tensor(str(value[_TENSOR]))
     return {key: _with_tensors(each, tensor) for key, each in value.items()}
 
 

@@ -13,16 +13,16 @@ import hashlib
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from stylize.batch.plan import MARK, Job
 from stylize.errors import OutputError, PictureError, SaveError
 from stylize.images import DEFAULT_MAX_PIXELS, read_picture, read_record
+from stylize.locking import try_lock
 from stylize.settings import NAMED_STARTS, NAMED_WEIGHTS, Settings
 
 # What `images.save_picture` writes before it renames: .NAME.PROCESS.RANDOM.tmp, NAME cut to 40 characters.
@@ -122,7 +122,7 @@ class Manifest:
 
     def _lock(self, path: Path, *, shared: bool) -> None:
         file = self._stack.enter_context(path.open("ab"))
-        if not _try_lock(file, shared=shared):
+        if not try_lock(file, shared=shared):
             raise OutputError(
                 f"Another stylize is at work in {self._folder.parent}. Wait until it is done, choose another "
                 "output folder, or let each paint a part of its own with --shard 1/2 and --shard 2/2."
@@ -144,29 +144,6 @@ def _read_lines(path: Path) -> Iterator[Entry]:
             entry = Entry(**{name: value for name, value in values.items() if name in known})
             size, finished = entry.size and (entry.size[0], entry.size[1]), float(entry.finished)
             yield dataclasses.replace(entry, size=size, finished=finished)
-
-
-def _try_lock(file: IO[bytes], *, shared: bool) -> bool:
-    """Take a lock that ends with the process, however that ends; false when another process has it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        if shared:  # there are no shared locks; each part still has its own
-            return True
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True  # a file system without locks: better to paint than to refuse
-    return True
 
 
 # ---- hashes -------------------------------------------------------------------------------------------

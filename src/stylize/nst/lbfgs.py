@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stylize.nst.state import check_like
+
 Closure = Callable[[], Tensor]
 
 # Values of each vector that are worked on at a time. On a processor they should stay in its second cache: at 1.8
@@ -171,14 +173,10 @@ class Lbfgs:
         Raises:
             ValueError: when it is the state of an optimiser of another size, history or dtype.
         """
-        rows, best = state_dict["rows"], state_dict["best"]
-        length = self._flat.numel()
-        if rows.dtype != self._rows.dtype or rows.shape[1:] != (length,) or len(state_dict["products"]) != len(
-            self._products
-        ):
-            raise ValueError(f"The state is not that of an L-BFGS with {self.history} pairs of {length} values.")
+        self.check_state_dict(state_dict)
+        best = state_dict["best"]
         self._order = list(state_dict["order"])
-        self._used.copy_(rows)
+        self._used.copy_(state_dict["rows"])
         self._products.copy_(state_dict["products"])
         self._previous.copy_(state_dict["previous"])
         self._gradient.copy_(state_dict["gradient"])
@@ -186,6 +184,23 @@ class Lbfgs:
         self.counters = Counters(**state_dict["counters"])
         for name in _NUMBERS:
             setattr(self, name, state_dict[name])
+
+    def check_state_dict(self, state_dict: Any) -> None:
+        """Find out whether `load_state_dict` can take this; the parameter may be on the device "meta".
+
+        Raises:
+            ValueError: when it cannot.
+        """
+        what = f"L-BFGS of {self.history} pairs of {self._flat.numel()} values"
+        check_like(state_dict, self.state_dict() | {"rows": None, "best": None}, what)
+        order = state_dict["order"]
+        if len(order) > self.history or not all(isinstance(slot, int) for slot in order):
+            raise ValueError(f"its {what} has other pairs")
+        if sorted(order) != list(range(len(order))):
+            raise ValueError(f"its {what} has other pairs")
+        check_like(state_dict["rows"], self._rows[: 2 * len(order)], what)
+        if state_dict["best"] is not None:
+            check_like(state_dict["best"], self._previous, what)
 
     def _measure(self, numbers: Tensor, gradient: Tensor, has_pair: bool) -> Tensor:
         """Fetch the closure's numbers, and the products of what is new with the stored rows and with itself.

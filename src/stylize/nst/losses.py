@@ -28,13 +28,14 @@ Index: TypeAlias = tuple[Any, ...]  # what stands between the brackets of a tens
 # many ranks.
 _MOST_QUANTILES = 4096
 _LEAST_VARIANCE = 1e-4  # of the Gaussians of w2 in any direction, as a share of the style's mean variance
+_ROUNDING = 1e-5  # of the mean's squares, in which 64 to 512 channels' float32 roundings come together
 # Where every channel's deviation is off by a small share δ, a distance between values is δ² and ‖Σ − Σ̂‖²/‖Σ̂‖² is
 # 4·δ². With this factor one content weight suits both. w2 goes without: it holds the faint directions between the
 # channels as firmly as the strong ones, and with the factor puts the painting in the photograph's place.
 _AS_VARIANCES = 4.0
 _CHANNELS_PER_DIRECTION = 4  # directions of the sliced Wasserstein distance: one for so many channels
 
-_VALUES_PER_BAND = 1 << 18  # of a picture, that are looked at together: one megabyte
+_VALUES_PER_BAND = 1 << 22  # of a picture, that are looked at together: a bound on the memory, 16 MB
 
 # Rows of features that a 16-bit matrix product sums before its result is rounded to 16 bits.
 _ROWS_PER_PRODUCT = 1024
@@ -165,7 +166,7 @@ def w2_target(style: Statistics) -> Statistics:
     """Mean, tr Σ̂ and Σ̂^½, where Σ̂ is the covariance and a little of the identity."""
     mean, covariance = style
     spread = _spread(mean, _trace(covariance))
-    return mean, spread, square_root(_widened(covariance, spread))
+    return mean, spread, square_root(_widened(covariance, spread, mean))
 
 
 def w2_loss(found: Statistics, target: Statistics, normalization: Normalization = "relative") -> Tensor:
@@ -177,7 +178,7 @@ def w2_loss(found: Statistics, target: Statistics, normalization: Normalization 
     (mean, covariance), (mean_target, spread, root) = found, target
     # In float64: of two alike the traces cancel, and what is left of float32 can be less than nothing.
     exact = torch.float32 if mean.device.type == "mps" else torch.float64  # which MPS does not have
-    wide, root = _widened(covariance, spread).to(exact), root.to(exact)
+    wide, root = _widened(covariance, spread, mean_target).to(exact), root.to(exact)
     shared = trace_of_root(root @ wide @ root).sum()
     bures = _trace(wide) + root.square().sum() - 2 * shared
     return ((mean - mean_target).square().sum() + bures.to(mean.dtype)) / spread
@@ -289,11 +290,12 @@ def _trace(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).sum()
 
 
-def _widened(covariance: Tensor, spread: Tensor) -> Tensor:
+def _widened(covariance: Tensor, spread: Tensor, mean: Tensor) -> Tensor:
     """A covariance [B, C, C] with a little more variance in every direction; the style has `spread` in all."""
     C = covariance.shape[-1]
     identity = torch.eye(C, dtype=covariance.dtype, device=covariance.device)
-    return covariance + _LEAST_VARIANCE / C * spread * identity
+    rounding = _ROUNDING * mean.square().sum()  # of G − μ·μᵀ, which may leave less than no variance
+    return covariance + (_LEAST_VARIANCE * spread + rounding) / C * identity
 
 
 def _spread(mean: Tensor, variance: Tensor) -> Tensor:

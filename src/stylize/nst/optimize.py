@@ -23,6 +23,7 @@ from stylize.nst.lbfgs import Lbfgs
 from stylize.nst.objective import Losses
 from stylize.nst.pyramid import Pyramid
 from stylize.nst.ranks import ALONE, Ranks
+from stylize.nst.state import check_like, check_numbers
 from stylize.settings import Settings
 
 # docs/benchmarks.md has the measurements behind these four.
@@ -170,6 +171,19 @@ def optimize(
     return Optimized(search.best, search.best_losses, tuple(history), outcome, reason)
 
 
+def check_history(history: Any) -> None:
+    """Find out whether this is a list of what `asdict` makes of events.
+
+    Raises:
+        ValueError: when it is not.
+    """
+    check_like(history, [], "history")
+    like = asdict(Evaluated(0, 1, 1, 1, 0.0, 0.0)) | {"terms": None}
+    for event in history:
+        check_like(event, like, "history")
+        check_numbers(event["terms"], "history")
+
+
 def _comparable(loss: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
@@ -283,6 +297,22 @@ class Search:
             "best_losses": dict(self.best_losses),
             **{name: getattr(self, name) for name in _NUMBERS},
         }
+
+    def check_state_dict(self, state: Any) -> None:
+        """Find out whether `load_state_dict` can take this; the start may be on the device "meta".
+
+        Raises:
+            ValueError: when it cannot. (Of what is inside torch's own optimisers, torch alone can tell.)
+        """
+        unknown = dict.fromkeys(("optimizer", "best", "best_losses"))
+        check_like(state, self.state_dict() | unknown, "search")
+        check_numbers(state["best_losses"], "best_losses")
+        if state["best"] is not None:
+            check_like(state["best"], self.start, "best")
+        if isinstance(self.optimizer, Lbfgs):
+            self.optimizer.check_state_dict(state["optimizer"])
+        elif state["optimizer"] is not None and not isinstance(state["optimizer"], dict):
+            raise ValueError("its optimizer is of another kind")
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

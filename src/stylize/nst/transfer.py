@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from stylize.nst.device import tuned
 from stylize.nst.hooks import GradientHook
 from stylize.nst.losses import Statistics
 from stylize.nst.memory import Plan, measure_style_within, objective_for, plan_memory
-from stylize.nst.objective import Region, Styles, blend
+from stylize.nst.objective import Losses, Region, Styles, blend
 from stylize.nst.optimize import (
     INTERRUPTED,
     OUT_OF_MEMORY,
@@ -27,14 +27,17 @@ from stylize.nst.optimize import (
     Optimized,
     Outcome,
     Progress,
+    Search,
     State,
     StopRule,
+    check_history,
     is_out_of_memory,
     keep_nothing,
     optimize,
 )
 from stylize.nst.ranks import ALONE, Ranks
 from stylize.nst.regions import Regions, compose, guides_at, resize_mask
+from stylize.nst.state import check_like, check_numbers
 from stylize.nst.vgg import Vgg19
 from stylize.settings import Quality, Settings
 
@@ -359,6 +362,51 @@ class _Run:
             "result": None if result is None else {name: getattr(result, name) for name in kept},
             "history": [asdict(event) for event in self.history],
         }
+
+
+def check_state(
+    state: Any, network: Vgg19, content: Tensor, settings: Settings, *, regions: int = 0, ranks: Ranks = ALONE
+) -> None:
+    """Find out whether `transfer` can go on from a state, with these arguments; nothing is computed.
+
+    Raises:
+        ValueError: when it cannot; the text says in a few words what is wrong with the state.
+    """
+    check_like(state, {**_Run().state(), "result": None, "under_way": None}, "state")
+    check_history(state["history"])
+    sizes = scale_sizes(content, settings, network.minimum_size)
+    scale, result, under_way = (state[name] for name in ("scale", "result", "under_way"))
+    if not 0 <= scale <= len(sizes) or (scale == 0) != (result is None):
+        raise ValueError(f"its scale is {scale} of {len(sizes)}")
+    if result is not None:
+        like = {"image": _form(sizes[scale - 1]), "losses": None, "outcome": "", "reason": ""}
+        check_like(result, like, "result")
+        check_numbers(result["losses"], "losses")
+        if "total" not in result["losses"] or result["outcome"] not in get_args(Outcome):
+            raise ValueError("its result is incomplete")
+    if under_way is None:
+        return
+    check_like(under_way, {"search": None, "history": [], "plan": 0}, "under_way")
+    check_history(under_way["history"])
+    rank = under_way["plan"]
+    if scale == len(sizes) or rank < 0:
+        raise ValueError(f"its plan is {rank} at scale {scale} of {len(sizes)}")
+    device = next(network.parameters()).device
+    plan = plan_memory(
+        sizes[scale], settings, limit=math.inf, regions=regions, device=device, skip=rank, ranks=ranks
+    )
+    planned = settings.replace(history=plan.history, history_precision=plan.history_precision)
+    Search(_never, _form(sizes[scale]), planned).check_state_dict(under_way["search"])
+
+
+def _never(image: Tensor) -> Losses:
+    raise NotImplementedError("A state is checked without computing.")
+
+
+def _form(size: tuple[int, int]) -> Tensor:
+    """A picture of (width, height) without contents, which takes no memory."""
+    width, height = size
+    return torch.empty(1, 3, height, width, device="meta")
 
 
 def _keeping(keep: Keeper, run: _Run, started: float, scale_started: float | None = None) -> Keeper:

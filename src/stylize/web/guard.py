@@ -219,7 +219,7 @@ class Guard:
         return 413, f"The request has {length:,} bytes; at most {most:,} are read. Send less."
 
     async def _drain(self, headers: dict[str, str], receive: Receive) -> None:
-        """Read what is refused, unless it is too much: a browser that is still sending does not look at the answer."""
+        """Read what is refused, up to a bound: a browser that is still sending does not look at the answer."""
         left = MOST_DRAINED * self._limits.upload_bytes
         if (_length(headers) or 0) > left:
             return
@@ -234,7 +234,7 @@ def _fault(path: str, body: bytes) -> str | None:
     request = json.loads(body) if body and path in CALLS else None
     values = request.get("data") if isinstance(request, dict) else None
     if isinstance(values, list) and len(values) < CALLS[path]:
-        return f"{path} takes {CALLS[path]} values in \"data\", not {len(values)}. Give them all."
+        return f'{path} takes {CALLS[path]} values in "data", not {len(values)}. Give them all.'
     return None
 
 
