@@ -24,7 +24,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 CONTENT, STYLE = ROOT / "assets/content/cincinnati-bridge.jpg", ROOT / "assets/style/night_cafe.webp"
-EVALUATIONS = 3
+EVALUATIONS = 2
 POLL = 0.05  # seconds
 
 

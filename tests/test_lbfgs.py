@@ -601,5 +601,5 @@ def test_state_of_another_optimiser_is_refused(n: int, options: dict[str, Any]) 
     run = Run(quadratic(8, 10), randn(8), history=4)
     run.steps(3)
     other = Run(quadratic(n, 10), randn(n), **{"history": 4, **options})
-    with pytest.raises(ValueError, match="not that of an L-BFGS with"):
+    with pytest.raises(ValueError, match="its L-BFGS of"):
         other.optimizer.load_state_dict(run.optimizer.state_dict())

@@ -566,7 +566,7 @@ def test_no_memory_at_all_is_an_error_of_the_run() -> None:
     """Case 11: also where the targets are measured, before the first evaluation."""
     job = Job(SHALLOW)
     job.network.register_forward_pre_hook(out_of_memory_above(16))
-    with pytest.raises(RunError, match=r"32×24 px.*--size"):
+    with pytest.raises(RunError, match=r"32×24 px.*memory"):
         job.paint()
 
 
