@@ -122,7 +122,7 @@ def _child(program: str, content: Path, limit: str | None) -> None:
             artist.draw()
             stamps.append(time.perf_counter())
     else:
-        from stylize.process import give_back, prepare
+        from stylize.process import prepare
 
         prepare()
         from stylize import Settings, stylize
@@ -132,8 +132,6 @@ def _child(program: str, content: Path, limit: str | None) -> None:
         settings = Settings(size="full", scales=1, iterations=EVALUATIONS, memory_limit=limit)  # type: ignore[arg-type]
         with Image.open(content) as image:
             plan = plan_memory(image.size, settings)
-        if plan.is_tiled:
-            give_back()  # as the command does
         report = {"planned": plan.total, "plan": str(plan)}
 
         def listen(event: Event) -> None:

@@ -119,6 +119,7 @@ def test_what_is_no_size_of_memory_is_refused(text: str) -> None:
 def test_a_limit_changes_the_way_and_not_the_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In tiles, which float32 and a different order of sums alone tell from the picture in one piece."""
     monkeypatch.setattr("stylize.nst.memory._WINDOWS", (40_000,))
+    monkeypatch.setattr("stylize.nst.memory.SCATTERED", 1.0)
     monkeypatch.setattr("stylize.nst.memory.PROGRAM_BYTES", {"cpu": 1e9})
     notices: list[str] = []
 
@@ -139,6 +140,7 @@ def test_a_limit_changes_the_way_and_not_the_picture(monkeypatch: pytest.MonkeyP
 def test_a_run_that_is_out_of_memory_goes_on_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Case 11: nothing is lost, and one line says so."""
     monkeypatch.setattr("stylize.nst.memory._WINDOWS", (40_000,))
+    monkeypatch.setattr("stylize.nst.memory.SCATTERED", 1.0)
     monkeypatch.setattr("stylize.nst.memory.PROGRAM_BYTES", {"cpu": 0.0})
     real = objective_for
     plans: list[Plan] = []

@@ -32,7 +32,7 @@ from stylize.errors import (
     SettingsError,
     StylizeError,
 )
-from stylize.process import give_back, prepare
+from stylize.process import prepare
 from stylize.regions import Region, described, files_of, parse_region
 from stylize.settings import CHOICES, Settings, gigabytes, parse_bytes, preset_names, preset_summary
 from stylize.web.limits import MEGABYTE, Limits
@@ -507,8 +507,6 @@ def paint(
             told = {**dataclasses.asdict(plan), "total": plan.total}
             _print(json.dumps(told, indent=2) if as_json else str(plan))
             return 0
-        if plan.is_tiled:
-            give_back()
         if not region and not protect and not quiet:
             _say_masks(config)
         if save_every:

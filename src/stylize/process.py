@@ -10,7 +10,6 @@ from collections.abc import Mapping
 # The parameters of glibc's mallopt (its malloc.h).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_BLOCK = 1 << 27  # what is larger goes back at once: of many megapixels each copy counts
-_SMALL_BLOCK = 1 << 20
 _MOST_KEPT = (1 << 31) - 1
 
 
@@ -26,11 +25,6 @@ def prepare() -> None:
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _tell_allocator({_MMAP_THRESHOLD: _LARGEST_BLOCK, _TRIM_THRESHOLD: _MOST_KEPT})
-
-
-def give_back() -> None:
-    """Let memory go back to the system as soon as it is free, in a run that has little of it."""
-    _tell_allocator({_MMAP_THRESHOLD: _SMALL_BLOCK, _TRIM_THRESHOLD: _SMALL_BLOCK})
 
 
 def _tell_allocator(parameters: Mapping[int, int]) -> None:

@@ -31,6 +31,7 @@ PROGRAM_BYTES = {"cpu": 800e6, "cuda": 400e6, "mps": 800e6}  # torch, the networ
 PICTURE_BYTES = 120.0  # a pixel: the picture, its gradients on their way, the best one, the optimiser's own vectors
 # While one copy of a picture is smaller than this, the system's allocator keeps more of them (see process.py).
 KEPT_BYTES, KEEPING = 1 << 27, 1.6
+SCATTERED = 1.6  # tiles of several sizes leave gaps between one another in what it keeps
 GUIDE_BYTES = 24.0  # a pixel and region: its mask, as each layer sees it, and on the way there
 VARIABLES = 4.0  # a pixel: three colours, all levels of the pyramid
 # Of the features that are kept for the way back: with the gradients on the way and the convolutions' own buffers.
@@ -224,7 +225,7 @@ def _account(plan: Plan, costs: _Costs) -> Plan:
         "targets": costs.targets * pixels,
         "guides": costs.guides * pixels,
         "history": costs.vectors(plan.history) * costs.vector * narrower * pixels,
-        "features": costs.features * plan.window_pixels,
+        "features": costs.features * plan.window_pixels * (SCATTERED if plan.is_tiled else 1.0),
     }
     return replace(plan, parts=parts)
 
