@@ -305,11 +305,11 @@ def plan(
     """
     settings = settings or Settings()
     if content is None:
-        return plan_memory(_size(None, settings), settings.replace(size="full"), regions=regions)
+        return _plan(settings.replace(size="full"), _size(None, settings), 0, regions)
     width, height = images.probe_size(content)
     size = target_size(width, height, settings)
     source = 0 if size == (width, height) else 4 * 3 * width * height
-    return plan_memory(size, settings, source_bytes=source, regions=regions + bool(regions))
+    return _plan(settings, size, source, regions)
 
 
 def load_settings(config: Config | None = None, **overrides: Any) -> Settings:
@@ -579,7 +579,9 @@ def _prepare(
     )
     _check_division(job)
     scale_sizes(job.canvas, job.settings_of_run, least)  # refuses what is too small
-    _plan(job.settings_of_run, job.size, job.content, regions)  # and what is too large
+    is_smaller = read_content is not None and read_content.picture.size != job.size
+    source = read_content.picture.tensor.nbytes if read_content is not None and is_smaller else 0
+    _plan(job.settings_of_run, job.size, source, len(regions))  # and what is too large
     return job
 
 
@@ -591,10 +593,9 @@ def _check_kinds(regions: object, snapshot_every: object, max_pixels: object) ->
             raise SettingsError(f"{name} is {value!r}; it must be a whole number of at least 1, or None.")
 
 
-def _plan(settings: Settings, size: tuple[int, int], content: _Input | None, regions: Sequence[Region]) -> Plan:
-    is_smaller = content is not None and content.picture.size != size
-    source = content.picture.tensor.nbytes if content is not None and is_smaller else 0
-    return plan_memory(size, settings, source_bytes=source, regions=len(regions) + bool(regions))
+def _plan(settings: Settings, size: tuple[int, int], source_bytes: int, regions: int) -> Plan:
+    """The plan for a result of this size; where there are regions, the rest is one more."""
+    return plan_memory(size, settings, source_bytes=source_bytes, regions=regions + bool(regions))
 
 
 def _size(content: _Input | None, settings: Settings) -> tuple[int, int]:

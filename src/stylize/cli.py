@@ -502,8 +502,8 @@ def paint(
         ranks = stack.enter_context(joined(settings.device)) if is_started_by_torchrun() else ALONE
         if not ranks.is_first:  # which speaks for all
             quiet, as_json, save_every = True, False, None
-        plan = api.plan(photo, settings, regions=len(region))
         if for_folders["dry_run"]:
+            plan = api.plan(photo, settings, regions=len(region))
             told = {**dataclasses.asdict(plan), "total": plan.total}
             _print(json.dumps(told, indent=2) if as_json else str(plan))
             return 0

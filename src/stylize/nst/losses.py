@@ -421,7 +421,7 @@ def _sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _TotalVariation(torch.autograd.Function):
-    """The nine-point stencil. It goes band by band, so that what it makes stays in the cache and is soon gone."""
+    """The nine-point stencil. It goes band by band, so that what it makes is small beside a large picture."""
 
     @staticmethod
     def forward(ctx: Any, image: Tensor) -> Tensor:

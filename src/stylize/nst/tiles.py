@@ -343,9 +343,13 @@ class TiledObjective(Objective):
         return measure_content_by_tiles(self.network, content, self.settings.content_layers, self.tiles)
 
     def _measure(self, image: Tensor) -> Measured:
-        sums = iter(_TiledSums.apply(image, self))
-        errors = {layer: next(sums) for layer in self.content}
-        return Measured(errors, {layer: (next(sums), next(sums)) for layer in self.settings.style_layers})
+        return self.as_measured(_TiledSums.apply(image, self))
+
+    def as_measured(self, sums: Sequence[Tensor]) -> Measured:
+        """Sums, or their gradients, in the order in which autograd carries them: errors, then means and Grams."""
+        each = iter(sums)
+        errors = {layer: next(each) for layer in self.content}
+        return Measured(errors, {layer: (next(each), next(each)) for layer in self.settings.style_layers})
 
 
 class _TiledSums(torch.autograd.Function):
@@ -365,11 +369,8 @@ class _TiledSums(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
         (image,) = ctx.saved_tensors
         objective: TiledObjective = ctx.objective
-        slopes = iter(outer)
-        errors = {layer: next(slopes) for layer in objective.content}
-        moments = {layer: (next(slopes), next(slopes)) for layer in objective.settings.style_layers}
         gradient = objective.tiles.gradient(
-            objective.network, image, objective.content, objective.guides, Measured(errors, moments)
+            objective.network, image, objective.content, objective.guides, objective.as_measured(outer)
         )
         return gradient, None
 
@@ -423,5 +424,4 @@ def measure_style_by_tiles(
     statistics = additive_loss(settings.style_loss).statistics
     guides = {layer: weights.unsqueeze(0) for layer, weights in (guide or {}).items()}
     measured = tiles.sums(network, style, {}, settings.style_layers, guides)
-    statistics = additive_loss(settings.style_loss).statistics
     return {layer: statistics(*found) for layer, found in measured.moments.items()}
