@@ -9,12 +9,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else torch's threads spin
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
+from stylize import api
 from stylize.nst.hooks import count_hooks
 from stylize.nst.vgg import CONVOLUTIONS, TORCHVISION, Weights, load_weights
 
@@ -43,6 +47,12 @@ def picture(height: int, width: int, seed: int = 0) -> Tensor:
     return (forms + 0.05 * noise).clamp(0, 1)
 
 
+def image_of(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Coloured noise in blocks: something to see at every size."""
+    blocks = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC)
+
+
 @contextmanager
 def hooks_unchanged(network: nn.Module) -> Iterator[None]:
     """Check that a network carries as many hooks after the block as before it, however the block ends."""
@@ -63,3 +73,13 @@ def tiny_weights() -> Weights:
 def embedded() -> Weights:
     """The weights that come with the package, read once."""
     return load_weights()
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail when weights are loaded: what is to be refused must be refused before."""
+
+    def load(*_: object) -> NoReturn:
+        pytest.fail("The weights were loaded.")
+
+    monkeypatch.setattr(api, "load_weights", load)

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 import stylize as package
+from conftest import image_of as picture
 from stylize import api, images
 from stylize.api import Result, Stylizer, UnsavedError, load_settings, stylize
 from stylize.errors import InputError, OutputError, PictureError, RefusedError, SettingsError, WeightsError
@@ -29,13 +30,6 @@ from stylize.settings import Settings
 
 TINY = Settings(size=32, iterations=3, precision="fp32", device="cpu")
 TWO_SCALES = TINY.replace(size=64, scales=2, iterations=6)
-
-
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Coloured noise in blocks: something to see at every size."""
-    generator = np.random.default_rng(seed)
-    blocks = generator.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    return Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC)
 
 
 @pytest.fixture
@@ -55,16 +49,6 @@ def style(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def stylizer() -> Stylizer:
     return Stylizer(TINY)
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when weights are loaded: what is to be refused must be refused before."""
-
-    def load(*_: object) -> NoReturn:
-        pytest.fail("The weights were loaded.")
-
-    monkeypatch.setattr(api, "load_weights", load)
 
 
 def interrupt_at(kind: type, count: int = 1) -> Callable[[Event], None]:

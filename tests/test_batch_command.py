@@ -20,6 +20,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from conftest import image_of as picture
 from fake_painters import copying, painted
 from stylize import api, images
 from stylize.batch.manifest import Entry, read_entries
@@ -27,7 +28,6 @@ from stylize.batch.plan import MARK
 from stylize.cli import FOLDER_OPTIONS, paint, program
 from stylize.events import Evaluated, Notice, ScaleStarted
 from stylize.progress import FolderBars, FolderLines, showing_folder
-from test_cli import picture
 
 TINY = ("--size", "32", "--iterations", "2", "--precision", "fp32", "--device", "cpu")
 SHALLOW = ("--style-layers", "relu1_1", "--content-layers", "relu2_1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -95,16 +95,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, image in enumerate([picture(24, 32), *PICTURES]):
         save_picture(image, tmp_path / f"{number}.png")
     return tmp_path
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when weights are loaded: what is to be refused must be refused before."""
-
-    def load(*_: object) -> NoReturn:
-        pytest.fail("The weights were loaded.")
-
-    monkeypatch.setattr(api, "load_weights", load)
 
 
 def test_groups_reach_the_record_and_come_back(folder: Path) -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
+from conftest import image_of as picture
 from stylize import __version__, api, images
 from stylize.cli import flag, paint, program, snapshot_path
 from stylize.errors import RunError
@@ -42,13 +42,6 @@ OUTPUT_OPTIONS = {
 }
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Coloured noise in blocks: something to see at every size."""
-    generator = np.random.default_rng(seed)
-    blocks = generator.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    return Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a content and a style picture."""
@@ -56,16 +49,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     picture(48, 32).save("content.png")
     picture(40, 40, seed=1).save("style.png")
     return tmp_path
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when weights are loaded: what is to be refused must be refused before."""
-
-    def load(*_: object) -> NoReturn:
-        pytest.fail("The weights were loaded.")
-
-    monkeypatch.setattr(api, "load_weights", load)
 
 
 def size_of(path: str | Path) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from conftest import picture, random_weights
-from stylize import Region, Settings, Stylizer, api, stylize
+from conftest import image_of, picture, random_weights
+from stylize import Region, Settings, Stylizer, stylize
 from stylize.cli import program
 from stylize.errors import InputError, OutputError, PictureError, SettingsError
 from stylize.events import Evaluated, Event, ScaleFinished
@@ -335,12 +335,6 @@ def test_there_is_no_seam_between_two_regions(halves: Mapping[str, Any]) -> None
 TINY = Settings(size=32, iterations=3, precision="fp32", device="cpu")
 
 
-def image_of(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Coloured noise in blocks: something to see at every size."""
-    blocks = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    return Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with pictures and masks."""
@@ -361,16 +355,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def stylizer() -> Stylizer:
     return Stylizer(TINY)
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when weights are loaded: what is to be refused must be refused before."""
-
-    def load(*_: object) -> NoReturn:
-        pytest.fail("The weights were loaded.")
-
-    monkeypatch.setattr(api, "load_weights", load)
 
 
 def test_masks_of_all_kinds_give_the_same_picture(stylizer: Stylizer) -> None:

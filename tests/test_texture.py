@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from click.testing import Result as Told
 from torch import Tensor
 
 from conftest import picture
-from stylize import api, stylize
+from stylize import stylize
 from stylize.api import Stylizer
 from stylize.cli import program
 from stylize.errors import InputError, SettingsError
@@ -38,16 +38,6 @@ def evaluator() -> ModuleType:
     sys.modules["evaluator"] = module  # its dataclass looks itself up there
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when weights are loaded: what is to be refused must be refused before."""
-
-    def load(*_: object) -> NoReturn:
-        pytest.fail("The weights were loaded.")
-
-    monkeypatch.setattr(api, "load_weights", load)
 
 
 @pytest.fixture
