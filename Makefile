@@ -17,7 +17,7 @@ test: $(VENV)/.done-dev   ## run the tests
 
 test-web: $(VENV)/.done-test-web  ## try the web page in a real browser
 	@tools/need_chromium.sh
-	$(BIN)/python -m pytest tests/web/browser.py tests/test_web_server.py
+	$(BIN)/python -m pytest tests/web/browser.py tests/test_web_*.py
 
 lint: $(VENV)/.done-test-web  ## ruff and mypy
 	$(BIN)/ruff check src tests tools benchmarks

@@ -960,7 +960,8 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     name = os.fspath(path)
     with _opened(name) as file, _naming(name):
-        text = _find_record(_identify(file, name))
+        exif = _webp_exif(file)
+        text = _find_record(_identify(file, name)) if exif is None else _user_comment(exif)
     try:
         record = json.loads(text)["stylize"]
     except (ValueError, TypeError, KeyError):
@@ -998,8 +999,32 @@ def _find_record(image: ImageFile.ImageFile) -> str:
         return str(image.info.get("stylize", ""))
     if image.format == "TIFF":
         return str(image.getexif().get(ExifTags.Base.ImageDescription, ""))
-    comment = image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.UserComment, b"")
+    return _user_comment(image.getexif())
+
+
+def _user_comment(exif: Image.Exif) -> str:
+    comment = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.UserComment, b"")
     return comment[8:].decode("ascii", "replace") if isinstance(comment, bytes) else ""
+
+
+def _webp_exif(file: BinaryIO) -> Image.Exif | None:
+    """The EXIF data of a WebP file, if it is one and has them.
+
+    Pillow reads them too, but makes its decoder first, which from release 13 on holds the size to the limit of the
+    whole process (see `_identify`). The chunks are those of RIFF: a name, a size, as many bytes, an even number.
+    """
+    file.seek(0)
+    start = file.read(12)
+    if start[:4] != b"RIFF" or start[8:] != b"WEBP":
+        return None
+    while len(head := file.read(8)) == 8:
+        size = int.from_bytes(head[4:], "little")
+        if head[:4] == b"EXIF":
+            exif = Image.Exif()
+            exif.load(file.read(size))
+            return exif
+        file.seek(size + size % 2, os.SEEK_CUR)
+    return None
 
 
 def _as_json(record: Mapping[str, Any]) -> str:
