@@ -1,10 +1,11 @@
 """Peak memory and time of an evaluation against megapixels: ours under a limit, and pastiche beside it.
 
     python benchmarks/memory.py [--limit 6GB] [--sides 1024,2048,4000] [--out docs/benchmarks]
+    python benchmarks/memory.py --sides 2048:2.6GB,4000:6GB,8000:12GB --programs stylize --name tiled
 
 Each run is a process of its own, watched from outside: its peak is the operating system's figure (ru_maxrss), and
 one that goes over the limit is stopped and counts as failed. The pictures are enlarged from assets/, 4:3. Ours runs
-whole and in tiles as its own plan says. Seconds hold on a quiet machine, ratios between neighbours on any.
+whole and in tiles as its own plan says, until its optimiser remembers as much as it is to. Seconds hold on a quiet machine, ratios between neighbours on any.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 CONTENT, STYLE = ROOT / "assets/content/cincinnati-bridge.jpg", ROOT / "assets/style/night_cafe.webp"
-EVALUATIONS = 2
+EVALUATIONS = 3  # of the peer
 POLL = 0.05  # seconds
 
 
@@ -55,7 +56,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     results: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
-        for side in map(int, options.sides.split(",")):
+        for side, limit in _sides(options):
             content = Path(folder) / f"{side}.png"
             with Image.open(CONTENT) as image:
                 large = image.convert("RGB").resize((side, side * 3 // 4), Image.Resampling.BICUBIC)
@@ -63,9 +64,9 @@ def main() -> None:
             for program in options.programs.split(","):
                 if any(each.program == program and each.seconds is None for each in results):
                     continue  # it failed at a smaller size
-                results.append(measure(program, content, options.limit))
+                results.append(measure(program, content, limit))
                 print(_line(results[-1]), flush=True)
-    name = options.out / f"memory-{options.limit or 'free'}"
+    name = options.out / f"memory-{options.name or options.limit or 'free'}"
     name.with_suffix(".json").write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n")
     _plot(results, name.with_suffix(".png"))
 
@@ -129,9 +130,10 @@ def _child(program: str, content: Path, limit: str | None) -> None:
         from stylize.events import Evaluated, Event
         from stylize.nst.memory import plan_memory
 
-        settings = Settings(size="full", scales=1, iterations=EVALUATIONS, memory_limit=limit)  # type: ignore[arg-type]
+        settings = Settings(size="full", scales=1, memory_limit=limit)  # type: ignore[arg-type]
         with Image.open(content) as image:
             plan = plan_memory(image.size, settings)
+        settings = settings.replace(iterations=plan.history + 2)
         report = {"planned": plan.total, "plan": str(plan)}
 
         def listen(event: Event) -> None:
@@ -170,9 +172,9 @@ def _plot(results: list[Measured], path: Path) -> None:
         failed = [(each.megapixels, each.peak / 1e9) for each in own if each.seconds is None]
         for point in failed:
             memory.plot(*point, "x", color=line.get_color())
-    limit = results[0].limit
-    if limit:
-        memory.axhline(limit / 1e9, color="0.6", linestyle=":", label="limit; a cross is a failure")
+    limits = sorted({(each.megapixels, each.limit / 1e9) for each in results if each.limit})
+    if limits:
+        memory.plot(*zip(*limits, strict=True), color="0.6", linestyle=":", label="limit; a cross is a failure")
     memory.set(xlabel="megapixels", ylabel="peak memory, GB", ylim=(0, None))
     speed.set(xlabel="megapixels", ylabel="seconds an evaluation and megapixel", ylim=(0, None))
     for axes in (memory, speed):
@@ -181,12 +183,19 @@ def _plot(results: list[Measured], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def _sides(options: argparse.Namespace) -> list[tuple[int, str | None]]:
+    """Long sides and the limit of each."""
+    pairs = (each.partition(":") for each in options.sides.split(","))
+    return [(int(side), own or options.limit) for side, _, own in pairs]
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", help="as 6GB; without it, what is free")
-    parser.add_argument("--sides", default="1024,2048,4000", help="long sides in pixels")
+    parser.add_argument("--sides", default="1024,2048,4000", help="long sides in pixels, each with a limit of its own if it must")
     parser.add_argument("--programs", default="stylize,pastiche")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks")
+    parser.add_argument("--name", help="of the files; without it, the limit")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--content", help=argparse.SUPPRESS)
     return parser.parse_args()

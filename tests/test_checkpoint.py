@@ -31,6 +31,7 @@ from stylize.errors import OutputError, SettingsError
 from stylize.events import Evaluated, Event, Notice, ScaleFinished, ScaleStarted
 from stylize.images import save_picture
 from stylize.nst.lbfgs import Lbfgs
+from stylize.nst.memory import PROGRAM_BYTES, Plan, objective_for, plan_memory
 from stylize.nst.objective import Losses
 from stylize.nst.optimize import Keeper, Optimized, Search, StopRule, optimize
 from stylize.nst.transfer import Painting, Style, check_state, transfer
@@ -441,13 +442,15 @@ def paint(
     keep: Keeper | None = None,
     resume: Mapping[str, Any] | None = None,
     listen: Callable[[Event], None] = lambda event: None,
+    content: Tensor | None = None,
 ) -> Painting:
+    content = picture(24, 32) if content is None else content
     network = Vgg19(random_weights(), SHALLOW.content_layers + SHALLOW.style_layers)
     style = Style(network, [picture(20, 28, seed=1)], settings)
     if resume is not None:
-        check_state(resume, network, picture(24, 32), settings)
+        check_state(resume, network, content, settings)
     options: dict[str, Any] = {"resume": resume, "listen": listen} | ({} if keep is None else {"keep": keep})
-    return transfer(network, picture(24, 32), style, settings, **options)
+    return transfer(network, content, style, settings, **options)
 
 
 @pytest.mark.parametrize("init", ["content", "noise"])
@@ -468,6 +471,30 @@ def test_run_interrupted_anywhere_ends_as_the_uninterrupted_one(tmp_path: Path, 
     assert numbers == list(range(at + 1, 11))
     started = next(event for event in heard if isinstance(event, ScaleStarted))
     assert started.before == sum(event.scale < started.scale for event in whole.history)
+
+
+def test_run_in_tiles_goes_on_in_the_same_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever memory is free by then: another cutting would end in other bits."""
+    monkeypatch.setattr("stylize.nst.memory._WINDOWS", (1500, 700))
+    monkeypatch.setattr("stylize.nst.memory.PIECES_SHARE", 0.0)
+    plans: list[Plan] = []
+
+    def noted(plan: Plan, *more: Any) -> Any:
+        plans.append(plan)
+        return objective_for(plan, *more)
+
+    monkeypatch.setattr("stylize.nst.transfer.objective_for", noted)
+    content, settings = picture(40, 60), SHALLOW.replace(history=3, scales=1)
+    beyond = plan_memory((60, 40), settings).total - PROGRAM_BYTES["cpu"]
+    scarce = settings.replace(memory_limit=int(2e9), iterations=10)
+    monkeypatch.setattr("stylize.nst.memory.PROGRAM_BYTES", {"cpu": 2e9 - 0.8 * beyond})
+    memory = Memory(tmp_path, 6)
+    whole = paint(scarce, content=content)
+    paint(scarce, keep=memory, content=content)
+    rest = paint(settings.replace(memory_limit=10**12), resume=memory.load(), content=content)
+    assert plans[0].is_tiled
+    assert plans[0] == plans[1] == plans[2]
+    assert torch.equal(rest.image, whole.image)
 
 
 def test_state_at_the_end_of_a_scale_needs_no_evaluation_of_it(tmp_path: Path) -> None:

@@ -179,8 +179,9 @@ def test_moments_of_many_16_bit_rows_are_better_than_16_bits() -> None:
         ]
     )
     assert errors.max() < 2e-3
-    # Rounded once, the worst of 272 numbers is off by nearly that much; over many runs of rows it averages out.
-    assert errors.max() < rounding / 4
+    # Rounded once, the worst of 272 numbers is off by nearly that much; over 15 runs of rows it averages out, to a
+    # share of 1/√15 about.
+    assert errors.max() < rounding / 3
 
 
 # Distances

@@ -36,3 +36,36 @@ def test_freed_memory_is_used_again_without_new_pages() -> None:
         return int(run.stdout)
 
     assert faults("prepared") < faults("as it comes") / 10
+
+
+SCARCE = """
+import re, sys
+from pathlib import Path
+from stylize.process import prepare, scarce_memory
+
+if sys.argv[1] == "prepared":
+    prepare()
+import torch
+
+def resident():
+    return int(re.search(r"VmRSS:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1e3
+
+def freed():
+    before = resident()
+    torch.ones(20 << 20)  # 84 MB
+    return resident() - before
+
+with scarce_memory(1 << 25):
+    print(freed())
+print(freed())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is meant")
+@pytest.mark.parametrize(("how", "kept_after"), [("prepared", True), ("as it comes", False)])
+def test_where_memory_is_scarce_freed_blocks_go_back(how: str, kept_after: bool) -> None:
+    """In megabytes; and a process that was not prepared is left as it is."""
+    run = subprocess.run([sys.executable, "-c", SCARCE, how], capture_output=True, text=True, check=True)
+    inside, after = map(float, run.stdout.split())
+    assert inside < 20
+    assert (after > 60) == kept_after

@@ -53,7 +53,8 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from conftest import picture, random_weights
-from stylize.nst.objective import Objective, measure_style
+from test_tiles import hole_guides
+from stylize.nst.objective import Objective, Region, measure_style
 from stylize.nst.ranks import joined
 from stylize.nst.tiles import Geometry, TiledObjective, Tiles, measure_style_by_tiles
 from stylize.nst.vgg import Vgg19
@@ -65,22 +66,31 @@ network = Vgg19(random_weights(), layers, dtype=torch.float64)
 content, image, style = (picture(101, 230, seed).double() for seed in range(3))
 with joined("cpu") as ranks:
     geometry = Geometry.of(network, layers)
-    tiles = Tiles(geometry, geometry.tiles(101, 230, 2, 4), ranks)
-    found = []
-    for objective in (
-        Objective(network, content, measure_style(network, style, settings), settings),
-        TiledObjective(network, content, measure_style_by_tiles(network, style, settings, tiles), settings, tiles),
-    ):
-        leaf = image.clone().requires_grad_()
-        losses = objective(leaf)
-        losses.total.backward()
-        found.append((float(losses.total.detach()), leaf.grad))
-    (loss, gradient), (shared_loss, shared_gradient) = found
+    tiles = Tiles(network, geometry, geometry.tiles(101, 230, 2, 4), ranks)
+
+    def compare(style, shared_style):
+        found = []
+        for objective in (
+            Objective(network, content, style, settings),
+            TiledObjective(content, shared_style, settings, tiles),
+        ):
+            leaf = image.clone().requires_grad_()
+            losses = objective(leaf)
+            losses.total.backward()
+            found.append((float(losses.total.detach()), leaf.grad))
+        (loss, gradient), (shared_loss, shared_gradient) = found
+        return abs(loss - shared_loss) / loss, float((gradient - shared_gradient).norm() / gradient.norm())
+
+    plain = measure_style(network, style, settings)
+    guides = hole_guides(settings, 101, 230)
+    regions = [Region(plain, guides, 0.3), Region(measure_style(network, content, settings), guides, 0.7)]
+    whole = compare(plain, measure_style_by_tiles(style, settings, tiles))
+    divided = compare(regions, regions)
     own = sum(tile.pixels for tile in tiles)
     everything = ranks.add(torch.tensor(own))
     report = {
-        "loss": abs(loss - shared_loss) / loss,
-        "gradient": float((gradient - shared_gradient).norm() / gradient.norm()),
+        "loss": max(whole[0], divided[0]),
+        "gradient": max(whole[1], divided[1]),
         "share": own / float(everything),
         "number": ranks.follow_number(10 + ranks.rank),
     }
@@ -89,7 +99,9 @@ with joined("cpu") as ranks:
 
 
 def test_two_processes_find_the_loss_and_the_gradient_of_one(tmp_path: Path) -> None:
-    """In float64 to 1e-10, each with half of the work, and both with the first one's number."""
+    """In float64 to 1e-10, with regions and without, each with half of the work, and both with the first one's
+    number.
+    """
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     run = subprocess.run(

@@ -23,7 +23,7 @@ from conftest import picture
 from stylize.errors import SettingsError, WeightsError
 from stylize.nst import vgg
 from stylize.nst.hooks import capture
-from stylize.nst.vgg import CAFFE, TORCHVISION, Vgg19, Weights, load_weights, minimum_size
+from stylize.nst.vgg import CAFFE, TORCHVISION, MaxPool, Vgg19, Weights, load_weights, minimum_size
 from stylize.settings import LAYERS
 
 # Where torchvision's `vgg19().features` keeps each layer, read off its printed form.
@@ -178,6 +178,39 @@ def test_pooling_is_what_its_name_says(
     network = Vgg19(tiny_weights, ["relu1_2", "pool1"], pooling=pooling, dtype=torch.float64)
     found = captured(network, picture(12, 14).double(), "relu1_2", "pool1")
     torch.testing.assert_close(found["pool1"], pool(found["relu1_2"]), rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("size", [(1, 3, 6, 8), (2, 4, 7, 5)])
+def test_gradient_of_max_pooling_goes_where_torch_sends_it_also_at_ties(size: tuple[int, ...]) -> None:
+    """Whole numbers from 0 to 3: most of the fours have their largest value twice or more."""
+    features = torch.randint(0, 4, size, generator=torch.Generator().manual_seed(0)).double()
+    outer = torch.rand(*size[:2], size[2] // 2, size[3] // 2, dtype=torch.float64)
+    found = []
+    for pool in (MaxPool(), torch.nn.MaxPool2d(2)):
+        leaf = features.clone(memory_format=torch.channels_last).requires_grad_()
+        pooled = pool(leaf)
+        pooled.backward(outer)
+        found.append((pooled.detach(), leaf.grad))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_network_keeps_the_outputs_of_its_relus_and_pools_and_nothing_else(tiny_weights: Weights) -> None:
+    """No indices, no copies, but the picture as it enters; each piece of memory is counted once."""
+    network = Vgg19(tiny_weights, ["relu5_1"])
+    image = picture(64, 96)
+    layers = [name for name, _ in network.named_children() if name.startswith(("relu", "pool"))]
+    outputs = captured(network, image, *layers)
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.dim() == 4 and tensor.shape[2:] not in ((3, 3), (1, 1)):  # those are weights
+            saved[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(image.requires_grad_())
+    assert sum(saved.values()) == sum(tensor.nbytes for tensor in (image, *outputs.values()))
 
 
 def test_l2_pooling_has_a_finite_gradient_at_zero() -> None:

@@ -290,7 +290,11 @@ def _open_painter(settings: Settings, max_pixels: int | None) -> Paint:
 
 
 def plan(
-    content: str | os.PathLike[str] | None, settings: Settings | None = None, *, regions: int = 0
+    content: str | os.PathLike[str] | None,
+    settings: Settings | None = None,
+    *,
+    regions: int = 0,
+    protect: bool = False,
 ) -> Plan:
     """What painting a picture takes in memory, and in how many pieces it is looked at; only its size is read.
 
@@ -298,18 +302,20 @@ def plan(
         content: a file; None for a texture.
         settings: all choices.
         regions: parts of the picture that have styles of their own.
+        protect: does a part of it stay as it is?
 
     Raises:
         PictureError: when the file is no picture.
         InputError: when no plan fits into the memory.
     """
     settings = settings or Settings()
+    parts = _parts(regions, protect)
     if content is None:
-        return _plan(settings.replace(size="full"), _size(None, settings), 0, regions)
+        return plan_memory(_size(None, settings), settings.replace(size="full"), regions=parts)
     width, height = images.probe_size(content)
     size = target_size(width, height, settings)
     source = 0 if size == (width, height) else 4 * 3 * width * height
-    return _plan(settings, size, source, regions)
+    return plan_memory(size, settings, source_bytes=source, regions=parts)
 
 
 def load_settings(config: Config | None = None, **overrides: Any) -> Settings:
@@ -581,7 +587,8 @@ def _prepare(
     scale_sizes(job.canvas, job.settings_of_run, least)  # refuses what is too small
     is_smaller = read_content is not None and read_content.picture.size != job.size
     source = read_content.picture.tensor.nbytes if read_content is not None and is_smaller else 0
-    _plan(job.settings_of_run, job.size, source, len(regions))  # and what is too large
+    parts = _parts(len(regions), protect is not None)
+    plan_memory(job.size, job.settings_of_run, source_bytes=source, regions=parts)  # refuses what is too large
     return job
 
 
@@ -593,9 +600,9 @@ def _check_kinds(regions: object, snapshot_every: object, max_pixels: object) ->
             raise SettingsError(f"{name} is {value!r}; it must be a whole number of at least 1, or None.")
 
 
-def _plan(settings: Settings, size: tuple[int, int], source_bytes: int, regions: int) -> Plan:
-    """The plan for a result of this size; where there are regions, the rest is one more."""
-    return plan_memory(size, settings, source_bytes=source_bytes, regions=regions + bool(regions))
+def _parts(regions: int, protect: bool) -> int:
+    """Of a divided picture: where there are any, the rest is one more."""
+    return regions + (regions > 0 or protect)
 
 
 def _size(content: _Input | None, settings: Settings) -> tuple[int, int]:

@@ -503,7 +503,7 @@ def paint(
         if not ranks.is_first:  # which speaks for all
             quiet, as_json, save_every = True, False, None
         if for_folders["dry_run"]:
-            plan = api.plan(photo, settings, regions=len(region))
+            plan = api.plan(photo, settings, regions=len(region), protect=protect is not None)
             told = {**dataclasses.asdict(plan), "total": plan.total}
             _print(json.dumps(told, indent=2) if as_json else str(plan))
             return 0

@@ -205,7 +205,8 @@ class Lbfgs:
     def _measure(self, numbers: Tensor, gradient: Tensor, has_pair: bool) -> Tensor:
         """Fetch the closure's numbers, and the products of what is new with the stored rows and with itself.
 
-        New are step, gradient difference and gradient, or the gradient alone.
+        New are step, gradient difference and gradient, or the gradient alone. What is small against the gradients
+        is not found as a difference of their products: the difference with itself, which sets the step's scale.
         """
 
         def new(piece: slice) -> list[Tensor]:
@@ -213,20 +214,31 @@ class Lbfgs:
             pair = [self._flat[piece] - self._previous[piece], g - self._gradient[piece]] if has_pair else []
             return [*pair, g]
 
-        products = self._inner_products(new)
+        products = self._inner_products(new, known=1 if has_pair else None)
         numbers = numbers.detach().view(-1).to(products.dtype)
         fetched = torch.cat([products.flatten(), numbers]).tolist()  # the one synchronisation
         self.fetched = fetched[products.numel() :]
-        return torch.tensor(fetched[: products.numel()], dtype=torch.float64).view(products.shape)
+        found = torch.tensor(fetched[: products.numel()], dtype=torch.float64).view(products.shape)
+        if has_pair:  # rows · (g − g_previous), of which the table has the second half
+            found[:-3, 1] = found[:-3, 2] - self._products[: len(found) - 3, -1]
+        return found
 
-    def _inner_products(self, vectors: Callable[[slice], list[Tensor]]) -> Tensor:
-        """Inner products [R + K, K] of the R rows in use, and of K vectors themselves, with the K vectors."""
+    def _inner_products(self, vectors: Callable[[slice], list[Tensor]], known: int | None = None) -> Tensor:
+        """Inner products [R + K, K] of the R rows in use, and of K vectors themselves, with the K vectors.
+
+        The rows' products with vector number `known` are left out, as zeros.
+        """
         parts = []
         for piece in self._pieces():
             new = torch.stack(vectors(piece))  # [K, piece]
             rows = self._used[:, piece].to(new.dtype)
-            # Three products with a vector are faster than one with a matrix of three columns.
-            parts.append(torch.stack([torch.cat([rows.mv(vector), new.mv(vector)]) for vector in new], dim=1))
+            zeros = rows.new_zeros(len(rows))
+            # A product with each vector is faster than one with a matrix of three columns.
+            columns = [
+                torch.cat([zeros if k == known else rows.mv(vector), new.mv(vector)])
+                for k, vector in enumerate(new)
+            ]
+            parts.append(torch.stack(columns, dim=1))
         return torch.stack(parts).sum(0)
 
     def _pieces(self) -> Iterator[slice]:

@@ -31,14 +31,17 @@ PROGRAM_BYTES = {"cpu": 800e6, "cuda": 400e6, "mps": 800e6}  # torch, the networ
 PICTURE_BYTES = 120.0  # a pixel: the picture, its gradients on their way, the best one, the optimiser's own vectors
 # While one copy of a picture is smaller than this, the system's allocator keeps more of them (see process.py).
 KEPT_BYTES, KEEPING = 1 << 27, 1.6
-SCATTERED = 1.6  # tiles of several sizes leave gaps between one another in what it keeps
 GUIDE_BYTES = 24.0  # a pixel and region: its mask, as each layer sees it, and on the way there
 VARIABLES = 4.0  # a pixel: three colours, all levels of the pyramid
 # Of the features that are kept for the way back: with the gradients on the way and the convolutions' own buffers.
 COPIES = {2: 2.2, 4: 1.5, 8: 1.5}  # by the bytes of a feature
+# In tiles there are fewer, since large blocks go back at once (process.py); but the system's allocator is left with
+# free pieces between those in use: bytes at most, and for each byte of the features.
+TILED_COPIES = {2: 1.7, 4: 1.5, 8: 1.5}
+PIECES_BYTES, PIECES_SHARE = 600e6, 2.0
 
 # What is tried: pixels of the largest window, and pairs of the optimiser.
-_WINDOWS = (1_000_000, 700_000, 500_000, 300_000, 150_000)
+_WINDOWS = (4_000_000, 2_000_000, 1_400_000, 1_000_000, 700_000, 500_000, 300_000, 150_000)
 _PAIRS = (6, 4, 3, 2)
 _TILED = 1.5  # an evaluation goes forward twice and back once, instead of once and once
 _FORGETFUL = 0.4  # evaluations that h pairs need go by 1 + 0.4 / h, about (docs/benchmarks.md has the ablation)
@@ -68,6 +71,11 @@ class Plan:
     def most_pixels(self) -> int:
         """That may go through the network at once without a gradient, which takes a quarter of the memory."""
         return 3 * self.window_pixels
+
+    @property
+    def largest_kept(self) -> int:
+        """Bytes of a block that it is worth to keep when it is free: in bfloat16 features of the third block."""
+        return max(1 << 25, 36 * self.window_pixels)
 
     @property
     def is_tiled(self) -> bool:
@@ -148,7 +156,8 @@ class _Costs:
     targets: float
     guides: float
     vector: float  # of as many numbers as there are variables, in float32
-    features: float  # a pixel of a window
+    features: float  # a pixel of a window, kept once
+    width: int  # bytes of a feature
     vectors: Callable[[int], int]  # that an optimiser remembers with so many pairs
 
     @classmethod
@@ -166,7 +175,8 @@ class _Costs:
             targets=sum(CHANNELS_PER_BLOCK[block] * 4.0**-block * width for block in blocks),
             guides=GUIDE_BYTES * regions,
             vector=VARIABLES * 4,
-            features=kept * width * COPIES[width],
+            features=kept * width,
+            width=width,
             vectors=count[settings.optimizer],
         )
 
@@ -225,9 +235,17 @@ def _account(plan: Plan, costs: _Costs) -> Plan:
         "targets": costs.targets * pixels,
         "guides": costs.guides * pixels,
         "history": costs.vectors(plan.history) * costs.vector * narrower * pixels,
-        "features": costs.features * plan.window_pixels * (SCATTERED if plan.is_tiled else 1.0),
+        "features": _features(plan, costs),
     }
     return replace(plan, parts=parts)
+
+
+def _features(plan: Plan, costs: _Costs) -> float:
+    """What one evaluation takes in bytes, beside the picture's own size."""
+    kept = costs.features * plan.window_pixels
+    if not plan.is_tiled:
+        return COPIES[costs.width] * kept
+    return TILED_COPIES[costs.width] * kept + min(PIECES_BYTES, PIECES_SHARE * kept)
 
 
 def _refusal(
@@ -279,7 +297,7 @@ def objective_for(
         return Objective(network, content, style, settings)
     geometry = Geometry.of(network, (*settings.content_layers, *settings.style_layers))
     tiles = geometry.tiles(plan.height, plan.width, plan.rows, plan.columns)
-    return TiledObjective(network, content, style, settings, Tiles(geometry, tiles, ranks))
+    return TiledObjective(content, style, settings, Tiles(network, geometry, tiles, ranks))
 
 
 def measure_style_within(
@@ -294,5 +312,5 @@ def measure_style_within(
     if height * width <= most_pixels or settings.whole_picture_only:
         return measure_style(network, style, settings, guide)
     geometry = Geometry.of(network, settings.style_layers)
-    tiles = Tiles(geometry, geometry.fitting(height, width, most_pixels))
-    return measure_style_by_tiles(network, style, settings, tiles, guide)
+    tiles = Tiles(network, geometry, geometry.fitting(height, width, most_pixels))
+    return measure_style_by_tiles(style, settings, tiles, guide)

@@ -142,17 +142,25 @@ class Geometry:
         return cls({layer: found[layer].stride for layer in layers}, alignment, _up(widest, alignment))
 
     def spans(self, length: int, count: int) -> list[Span]:
-        """A side of `length` px cut into at most `count` tiles of about equal cores."""
-        core = _up(math.ceil(length / count), self.alignment)
+        """A side of `length` px cut into at most `count` tiles, whose windows are all of one length.
+
+        What is alike in size takes the place of what was freed before; of several sizes, memory is left in crumbs.
+        The last window is longer by the pixels that the length has beyond whole strides of the deepest layer.
+        """
+        whole = length - length % self.alignment
+        window = _up(math.ceil((whole + 2 * self.halo * (count - 1)) / count), self.alignment)
+        step = max(window - 2 * self.halo, self.alignment)
+        window = step + 2 * self.halo
+        starts = [0, *range(step, whole - 2 * self.halo, step)]  # of windows
         return [
             Span(
-                start,
-                min(start + core, length),
-                max(0, start - self.halo),
-                min(start + core + self.halo, length),
-                length,
+                start=start + self.halo if start else 0,
+                stop=length if start == starts[-1] else start + step + self.halo,
+                window_start=max(0, min(start, whole - window)),
+                window_stop=length if start == starts[-1] else start + window,
+                length=length,
             )
-            for start in range(0, length, core)
+            for start in starts
         ]
 
     def tiles(self, height: int, width: int, rows: int, columns: int) -> list[Tile]:
@@ -198,16 +206,42 @@ def _up(value: int, multiple: int) -> int:
 Visit: TypeAlias = Callable[[str, Tensor, Box, Box], "Tensor | None"]  # layer, features, own places, in the picture
 
 
+@dataclass(frozen=True)
+class Sought:
+    """What is to be measured of a picture, by layer."""
+
+    content: Mapping[str, Tensor]  # the features [1, C, h, w] that errors are measured against
+    styles: Sequence[str]  # layers whose moments are wanted
+    guides: Mapping[str, Tensor]  # [R, h, w], what each place counts in each of R regions; none = alike
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """All of them."""
+        return *self.content, *self.styles
+
+    def regions(self, layer: str) -> int:
+        """That a layer's moments are measured in."""
+        return self.guides[layer].shape[0] if layer in self.guides else 1
+
+    def guide(self, layer: str, place: Box) -> Tensor | None:
+        """What the features at a place count."""
+        return self.guides[layer][place] if layer in self.guides else None
+
+
 class Tiles:
     """A picture's tiles, and the way of each of them through the network.
 
     Args:
+        network: that looks at them.
         geometry: of the network and the layers that are looked at.
         tiles: those of one picture.
         ranks: the processes that share them.
     """
 
-    def __init__(self, geometry: Geometry, tiles: Sequence[Tile], ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, network: Vgg19, geometry: Geometry, tiles: Sequence[Tile], ranks: Ranks = ALONE
+    ) -> None:
+        self.network = network
         self.geometry = geometry
         self.ranks = ranks
         self.tiles = ranks.deal(tiles)  # this process's own
@@ -215,7 +249,7 @@ class Tiles:
     def __iter__(self) -> Iterator[Tile]:
         return iter(self.tiles)
 
-    def look(self, network: Vgg19, piece: Tensor, tile: Tile, layers: Sequence[str], visit: Visit) -> Tensor:
+    def look(self, piece: Tensor, tile: Tile, layers: Sequence[str], visit: Visit) -> Tensor:
         """Send a tile's window [1, 3, h, w] through the network, which returns its last output.
 
         `visit` is told which of a layer's features the tile owns and where they stand in the whole picture's. It
@@ -229,95 +263,71 @@ class Tiles:
                 return None
             return visit(layer, output, own, place)
 
-        return run(network, piece, layers, watch)
+        return run(self.network, piece, layers, watch)
 
     @torch.no_grad()
-    def sums(
-        self,
-        network: Vgg19,
-        image: Tensor,
-        content: Mapping[str, Tensor],
-        styles: Sequence[str],
-        guides: Mapping[str, Tensor],
-    ) -> Measured:
+    def sums(self, image: Tensor, sought: Sought) -> Measured:
         """What `Measured` holds of a picture [1, 3, H, W], added up over all ranks' tiles; without a gradient."""
-        wide = torch.promote_types(_dtype(network), torch.float32)
-        errors = {layer: image.new_zeros((), dtype=wide) for layer in content}
+        wide = torch.promote_types(_dtype(self.network), torch.float32)
+        errors = {layer: image.new_zeros((), dtype=wide) for layer in sought.content}
         found = {}
-        for layer in styles:
-            regions, channels = guides[layer].shape[0] if layer in guides else 1, _channels(network, layer)
+        for layer in sought.styles:
+            regions, channels = sought.regions(layer), _channels(self.network, layer)
             sizes = (regions, channels), (regions, channels, channels)
             found[layer] = image.new_zeros(sizes[0], dtype=wide), image.new_zeros(sizes[1], dtype=wide)
 
         def visit(layer: str, output: Tensor, own: Box, place: Box) -> None:
             inside = output[own]
-            if layer in content:
-                errors[layer] += squared_error(inside, content[layer][place])
-            if layer in styles:
-                guide = guides[layer][place] if layer in guides else None
-                for total, part in zip(found[layer], moment_sums(inside, guide), strict=True):
+            if layer in sought.content:
+                errors[layer] += squared_error(inside, sought.content[layer][place])
+            if layer in sought.styles:
+                sums = moment_sums(inside, sought.guide(layer, place))
+                for total, part in zip(found[layer], sums, strict=True):
                     total += part
 
         for tile in self:
-            self.look(network, image[tile.window], tile, (*content, *styles), visit)
+            self.look(image[tile.window], tile, sought.layers, visit)
         for total in (*errors.values(), *(part for pair in found.values() for part in pair)):
             self.ranks.add(total)
-        return Measured(errors, self._averaged(found, guides, image))
+        return Measured(errors, self._averaged(found, sought, image))
 
     def _averaged(
-        self, sums: Mapping[str, tuple[Tensor, Tensor]], guides: Mapping[str, Tensor], image: Tensor
+        self, sums: Mapping[str, tuple[Tensor, Tensor]], sought: Sought, image: Tensor
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Sums, or the gradients that belong to averages, over each layer's places; a guide has done it already."""
         averaged = dict(sums)
-        for layer in sums.keys() - guides.keys():
+        for layer in sums.keys() - sought.guides.keys():
             stride = self.geometry.strides[layer]
             places = (image.shape[2] // stride) * (image.shape[3] // stride)
             averaged[layer] = sums[layer][0] / places, sums[layer][1] / places
         return averaged
 
-    def gradient(
-        self,
-        network: Vgg19,
-        image: Tensor,
-        content: Mapping[str, Tensor],
-        guides: Mapping[str, Tensor],
-        outer: Measured,
-    ) -> Tensor:
+    def gradient(self, image: Tensor, sought: Sought, outer: Measured) -> Tensor:
         """The picture's gradient [1, 3, H, W] of a loss whose gradient with respect to the sums is `outer`."""
-        outer = Measured(outer.errors, self._averaged(outer.moments, guides, image))
+        outer = Measured(outer.errors, self._averaged(outer.moments, sought, image))
         total = torch.zeros_like(image)
         for tile in self:
             piece = image[tile.window].detach().requires_grad_()
             with torch.enable_grad():
-                self._send_back(network, piece, tile, content, guides, outer)
+                self._send_back(piece, tile, sought, outer)
             if piece.grad is not None:
                 total[tile.window] += piece.grad
         return self.ranks.add(total)
 
-    def _send_back(
-        self,
-        network: Vgg19,
-        piece: Tensor,
-        tile: Tile,
-        content: Mapping[str, Tensor],
-        guides: Mapping[str, Tensor],
-        outer: Measured,
-    ) -> None:
+    def _send_back(self, piece: Tensor, tile: Tile, sought: Sought, outer: Measured) -> None:
         """Leave in `piece.grad` what this tile's own features say."""
         roots: list[Tensor] = []
         slopes: list[Tensor] = []
 
         def visit(layer: str, output: Tensor, own: Box, place: Box) -> Tensor | None:
-            if layer in content:
-                roots.append(squared_error(output[own], content[layer][place]))
+            if layer in sought.content:
+                roots.append(squared_error(output[own], sought.content[layer][place]))
                 slopes.append(outer.errors[layer])
             if layer not in outer.moments:
                 return None
-            mean, gram = outer.moments[layer]
-            guide = guides[layer][place] if layer in guides else None
-            return inject_moments_gradient(output, mean, gram, own, guide)
+            return inject_moments_gradient(output, *outer.moments[layer], own, sought.guide(layer, place))
 
-        last = self.look(network, piece, tile, (*content, *outer.moments), visit)
+        last = self.look(piece, tile, sought.layers, visit)
         torch.autograd.backward([last, *roots], [torch.zeros_like(last), *slopes])
 
 
@@ -325,22 +335,18 @@ class TiledObjective(Objective):
     """The same losses and gradients as `Objective`, of a picture that is looked at tile by tile.
 
     Args:
-        tiles: those of the picture.
+        tiles: those of the picture, with the network.
     """
 
     def __init__(
-        self,
-        network: Vgg19,
-        content: Tensor | None,
-        style: Styles | Sequence[Region],
-        settings: Settings,
-        tiles: Tiles,
+        self, content: Tensor | None, style: Styles | Sequence[Region], settings: Settings, tiles: Tiles
     ) -> None:
         self.tiles = tiles
-        super().__init__(network, content, style, settings)
+        super().__init__(tiles.network, content, style, settings)
+        self.sought = Sought(self.content, settings.style_layers, self.guides)
 
     def _measure_content(self, content: Tensor) -> dict[str, Tensor]:
-        return measure_content_by_tiles(self.network, content, self.settings.content_layers, self.tiles)
+        return measure_content_by_tiles(content, self.settings.content_layers, self.tiles)
 
     def _measure(self, image: Tensor) -> Measured:
         return self.as_measured(_TiledSums.apply(image, self))
@@ -348,8 +354,8 @@ class TiledObjective(Objective):
     def as_measured(self, sums: Sequence[Tensor]) -> Measured:
         """Sums, or their gradients, in the order in which autograd carries them: errors, then means and Grams."""
         each = iter(sums)
-        errors = {layer: next(each) for layer in self.content}
-        return Measured(errors, {layer: (next(each), next(each)) for layer in self.settings.style_layers})
+        errors = {layer: next(each) for layer in self.sought.content}
+        return Measured(errors, {layer: (next(each), next(each)) for layer in self.sought.styles})
 
 
 class _TiledSums(torch.autograd.Function):
@@ -359,9 +365,7 @@ class _TiledSums(torch.autograd.Function):
     def forward(ctx: Any, image: Tensor, objective: TiledObjective) -> tuple[Tensor, ...]:
         ctx.save_for_backward(image)
         ctx.objective = objective
-        measured = objective.tiles.sums(
-            objective.network, image, objective.content, objective.settings.style_layers, objective.guides
-        )
+        measured = objective.tiles.sums(image, objective.sought)
         return *measured.errors.values(), *(part for pair in measured.moments.values() for part in pair)
 
     @staticmethod
@@ -369,29 +373,24 @@ class _TiledSums(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
         (image,) = ctx.saved_tensors
         objective: TiledObjective = ctx.objective
-        gradient = objective.tiles.gradient(
-            objective.network, image, objective.content, objective.guides, objective.as_measured(outer)
-        )
-        return gradient, None
+        return objective.tiles.gradient(image, objective.sought, objective.as_measured(outer)), None
 
 
 @torch.no_grad()
-def measure_content_by_tiles(
-    network: Vgg19, content: Tensor, layers: Sequence[str], tiles: Tiles
-) -> dict[str, Tensor]:
+def measure_content_by_tiles(content: Tensor, layers: Sequence[str], tiles: Tiles) -> dict[str, Tensor]:
     """`measure_content` of a picture that is looked at tile by tile."""
+    network = tiles.network
     features: dict[str, Tensor] = {}
     for layer in layers:
-        stride = tiles.geometry.strides[layer]
-        size = (1, _channels(network, layer), content.shape[2] // stride, content.shape[3] // stride)
-        empty = content.new_zeros(size, dtype=_dtype(network))
-        features[layer] = empty.contiguous(memory_format=torch.channels_last)
+        height, width = (side // tiles.geometry.strides[layer] for side in content.shape[2:])
+        size = 1, height, width, _channels(network, layer)
+        features[layer] = torch.zeros(size, dtype=_dtype(network), device=content.device).permute(0, 3, 1, 2)
 
     def visit(layer: str, output: Tensor, own: Box, place: Box) -> None:
         features[layer][place] = output[own]
 
     for tile in tiles:
-        tiles.look(network, content[tile.window], tile, layers, visit)
+        tiles.look(content[tile.window], tile, layers, visit)
     return {layer: tiles.ranks.add(found) for layer, found in features.items()}
 
 
@@ -410,11 +409,7 @@ def _dtype(network: nn.Module) -> torch.dtype:
 
 
 def measure_style_by_tiles(
-    network: Vgg19,
-    style: Tensor,
-    settings: Settings,
-    tiles: Tiles,
-    guide: Mapping[str, Tensor] | None = None,
+    style: Tensor, settings: Settings, tiles: Tiles, guide: Mapping[str, Tensor] | None = None
 ) -> dict[str, Statistics]:
     """`measure_style` of a picture that is looked at tile by tile.
 
@@ -423,5 +418,5 @@ def measure_style_by_tiles(
     """
     statistics = additive_loss(settings.style_loss).statistics
     guides = {layer: weights.unsqueeze(0) for layer, weights in (guide or {}).items()}
-    measured = tiles.sums(network, style, {}, settings.style_layers, guides)
+    measured = tiles.sums(style, Sought({}, settings.style_layers, guides))
     return {layer: statistics(*found) for layer, found in measured.moments.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from stylize.nst.ranks import ALONE, Ranks
 from stylize.nst.regions import Regions, compose, guides_at, resize_mask
 from stylize.nst.state import check_like, check_numbers
 from stylize.nst.vgg import Vgg19
+from stylize.process import scarce_memory
 from stylize.settings import Quality, Settings
 
 SMALLEST_SCALE = 128  # px, long side, about: where the largest forms are laid down
@@ -183,7 +185,8 @@ def transfer(
                 start = hand_over(result.image, coarse_content, fine_content, settings.detail)
             progress = Progress(scale, len(sizes), len(history), planned, started)
             keep_scale = _keeping(keep, _Run(scale, result, history), started, scale_started)
-            result = studio.paint(fine_content, start, stop, progress, keep_scale, run.under_way)
+            task = _Task(fine_content, start, stop, progress, keep_scale, run.under_way)
+            result = studio.paint(task)
             run = _Run()
             coarse_content = fine_content
             history.extend(result.history)
@@ -221,6 +224,29 @@ def transfer(
 
 
 @dataclass(frozen=True)
+class _Task:
+    """What is to be done at one scale."""
+
+    content: Tensor
+    start: Tensor
+    stop: StopRule
+    progress: Progress
+    keep: Keeper
+    resume: Mapping[str, Any] | None  # a state of `optimize` to go on from
+
+    def after(self, result: Optimized) -> _Task:
+        """What is left of it, from this picture."""
+        made = len(result.history)
+        return replace(
+            self,
+            start=result.image,
+            stop=replace(self.stop, evaluations=self.stop.evaluations - made),
+            progress=replace(self.progress, made=self.progress.made + made),
+            resume=None,
+        )
+
+
+@dataclass(frozen=True)
 class _Studio:
     """What all scales of a run share."""
 
@@ -239,40 +265,31 @@ class _Studio:
         """That paints."""
         return next(self.network.parameters()).device
 
-    def paint(
-        self,
-        content: Tensor,
-        start: Tensor,
-        stop: StopRule,
-        progress: Progress,
-        keep: Keeper,
-        resume: Mapping[str, Any] | None,
-    ) -> Optimized:
+    def paint(self, task: _Task) -> Optimized:
         """One scale. Each time that memory runs out, what is painted goes on in a way that takes less.
 
         Raises:
             RunError: when there is no such way, and nothing is painted yet.
         """
-        plan = self._plan(content) if resume is None else self._plan(content, rank=resume["plan"])
+        plan = self._plan(task.content, rank=None if task.resume is None else task.resume["plan"])
         done: tuple[Evaluated, ...] = ()
         result: Optimized | None = None
         while True:
             if plan.is_tiled:
                 self.listen(Notice(str(plan)))
-            left = replace(stop, evaluations=stop.evaluations - len(done), ranks=self.ranks)
-            here = replace(progress, made=progress.made + len(done))
             try:
-                result = self._attempt(plan, content, start, left, here, keep, resume)
+                result = self._attempt(plan, task)
             except (RunError, RuntimeError) as error:
                 if not (is_out_of_memory(error) or is_out_of_memory(error.__cause__ or error)):
                     raise
             else:
-                result = replace(result, history=(*done, *result.history))
+                task = task.after(result)
+                done = *done, *result.history
+                result = replace(result, history=done)
                 if result.reason != OUT_OF_MEMORY:
                     return result
-                start, done, resume = result.image, result.history, None
             try:
-                plan = self._plan(content, limit=LESS * plan.total)
+                plan = self._plan(task.content, limit=LESS * plan.total)
             except InputError as refusal:
                 if result is None:
                     raise RunError(f"{OUT_OF_MEMORY} {refusal}") from None
@@ -292,37 +309,29 @@ class _Studio:
             ranks=self.ranks,
         )
 
-    def _attempt(
-        self,
-        plan: Plan,
-        content: Tensor,
-        start: Tensor,
-        stop: StopRule,
-        progress: Progress,
-        keep: Keeper,
-        resume: Mapping[str, Any] | None,
-    ) -> Optimized:
+    def _attempt(self, plan: Plan, task: _Task) -> Optimized:
         """The scale as it is planned."""
         size = plan.width, plan.height
         settings = self.settings.replace(history=plan.history, history_precision=plan.history_precision)
         free = None if self.regions is None else self.regions.division.free(size)
 
         def keep_with_plan(make: Callable[[], State], *, now: bool = False) -> None:
-            keep(lambda: {**make(), "plan": plan.rank}, now=now)
+            task.keep(lambda: {**make(), "plan": plan.rank}, now=now)
 
-        with tuned(self.device):
+        scarce = scarce_memory(plan.largest_kept) if plan.is_tiled else contextlib.nullcontext()
+        with tuned(self.device), scarce:
             return optimize(
-                objective_for(plan, self.network, content, self._targets(plan), settings, self.ranks),
-                self.ranks.follow(compose(content, start, free)),
+                objective_for(plan, self.network, task.content, self._targets(plan), settings, self.ranks),
+                self.ranks.follow(compose(task.content, task.start, free)),
                 settings,
-                stop,
-                progress=progress,
+                replace(task.stop, ranks=self.ranks),
+                progress=task.progress,
                 listen=self.listen,
                 snapshot_every=self.snapshot_every,
                 gradient_hooks=self.gradient_hooks,
                 free=None if free is None else free.to(self.device),
                 keep=keep_with_plan,
-                resume=resume,
+                resume=task.resume,
             )
 
     def _targets(self, plan: Plan) -> Styles | Sequence[Region]:
