@@ -5,7 +5,8 @@
 
 Each run is a process of its own, watched from outside: its peak is the operating system's figure (ru_maxrss), and
 one that goes over the limit is stopped and counts as failed. The pictures are enlarged from assets/, 4:3. Ours runs
-whole and in tiles as its own plan says, until its optimiser remembers as much as it is to. Seconds hold on a quiet machine, ratios between neighbours on any.
+whole and in tiles as its own plan says, until its optimiser remembers as much as it is to. Seconds hold on a quiet
+machine, ratios between neighbours on any.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ def _sides(options: argparse.Namespace) -> list[tuple[int, str | None]]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", help="as 6GB; without it, what is free")
-    parser.add_argument("--sides", default="1024,2048,4000", help="long sides in pixels, each with a limit of its own if it must")
+    parser.add_argument("--sides", default="1024,2048,4000", help="long sides in pixels, or side:limit")
     parser.add_argument("--programs", default="stylize,pastiche")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks")
     parser.add_argument("--name", help="of the files; without it, the limit")

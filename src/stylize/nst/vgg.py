@@ -111,11 +111,10 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> Tensor:
-        features = ctx.saved_tensors[0].detach().requires_grad_()
+        features: Tensor = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             pooled = F.max_pool2d(features, 2)
-        (gradient,) = torch.autograd.grad(pooled, features, outer)
-        return gradient
+        return torch.autograd.grad(pooled, features, outer)[0]
 
 
 class L2Pool(nn.Module):
