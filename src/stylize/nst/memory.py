@@ -37,7 +37,7 @@ VARIABLES = 4.0  # a pixel: three colours, all levels of the pyramid
 COPIES = {2: 2.2, 4: 1.5, 8: 1.5}  # by the bytes of a feature
 # In tiles there are fewer, since large blocks go back at once (process.py); but the system's allocator is left with
 # free pieces between those in use: bytes at most, and for each byte of the features.
-TILED_COPIES = {2: 1.7, 4: 1.5, 8: 1.5}
+TILED_COPIES = {2: 1.85, 4: 1.5, 8: 1.5}
 PIECES_BYTES, PIECES_SHARE = 600e6, 2.0
 
 # What is tried: pixels of the largest window, and pairs of the optimiser.
