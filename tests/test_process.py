@@ -55,7 +55,7 @@ def freed():
     torch.ones(20 << 20)  # 84 MB
     return resident() - before
 
-with scarce_memory(1 << 25):
+with scarce_memory():
     print(freed())
 print(freed())
 """

@@ -73,11 +73,6 @@ class Plan:
         return 3 * self.window_pixels
 
     @property
-    def largest_kept(self) -> int:
-        """Bytes of a block that it is worth to keep when it is free: in bfloat16 features of the third block."""
-        return max(1 << 25, 36 * self.window_pixels)
-
-    @property
     def is_tiled(self) -> bool:
         """Is it looked at in more than one piece?"""
         return self.rows * self.columns > 1

@@ -318,7 +318,7 @@ class _Studio:
         def keep_with_plan(make: Callable[[], State], *, now: bool = False) -> None:
             task.keep(lambda: {**make(), "plan": plan.rank}, now=now)
 
-        scarce = scarce_memory(plan.largest_kept) if plan.is_tiled else contextlib.nullcontext()
+        scarce = scarce_memory() if plan.is_tiled else contextlib.nullcontext()
         with tuned(self.device), scarce:
             return optimize(
                 objective_for(plan, self.network, task.content, self._targets(plan), settings, self.ranks),
