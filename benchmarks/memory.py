@@ -176,9 +176,10 @@ def _plot(results: list[Measured], path: Path) -> None:
     limits = sorted({(each.megapixels, each.limit / 1e9) for each in results if each.limit})
     if limits:
         memory.plot(*zip(*limits, strict=True), color="0.6", linestyle=":", label="limit; a cross is a failure")
-    memory.set(xlabel="megapixels", ylabel="peak memory, GB", ylim=(0, None))
-    speed.set(xlabel="megapixels", ylabel="seconds an evaluation and megapixel", ylim=(0, None))
+    memory.set(xlabel="megapixels", ylabel="peak memory, GB")
+    speed.set(xlabel="megapixels", ylabel="seconds an evaluation and megapixel")
     for axes in (memory, speed):
+        axes.set_ylim(0, 1.08 * axes.dataLim.y1)
         axes.spines[["top", "right"]].set_visible(False)
     memory.legend(frameon=False)
     figure.savefig(path, dpi=110)
