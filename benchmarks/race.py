@@ -104,6 +104,23 @@ def loss_at(track: Track, moment: float) -> float:
     return known[-1] if known else track.loss[0]
 
 
+def peer_of(track: Track, tracks: Sequence[Track]) -> Track:
+    """What the peer did on the same pair at the same size."""
+    return next(t for t in tracks if (t.pair, t.size, t.contender) == (track.pair, track.size, PEER))
+
+
+def against_peer(track: Track, tracks: Sequence[Track]) -> tuple[float, float, float]:
+    """A track's last loss over the peer's on the same pair and size; and how much faster it came to the peer's.
+
+    Times faster are those of the whole process and of the optimisation alone; 0 when it never did.
+    """
+    peer = peer_of(track, tracks)
+    goal = peer.loss[-1]
+    whole = peer.whole[-1] / reached(track, goal, track.whole)
+    alone = peer.optimisation[-1] / reached(track, goal, track.optimisation)
+    return track.loss[-1] / goal, whole, alone
+
+
 def table(tracks: list[Track]) -> str:
     """The race as a Markdown table; ratios are against the peer on the same pair and size."""
     lines = [
@@ -113,17 +130,15 @@ def table(tracks: list[Track]) -> str:
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for track in sorted(tracks, key=lambda track: (track.size, list(PAIRS).index(track.pair))):
-        peer = next(t for t in tracks if (t.pair, t.size, t.contender) == (track.pair, track.size, PEER))
-        goal = peer.loss[-1]
+        goal = peer_of(track, tracks).loss[-1]
         evaluations = reached(track, goal, [float(e) for e in track.evaluation])
-        whole = peer.whole[-1] / reached(track, goal, track.whole)
-        alone = peer.optimisation[-1] / reached(track, goal, track.optimisation)
+        loss, whole, alone = against_peer(track, tracks)
         cells = [
             str(track.size),
             track.pair,
             track.contender,
             f"{track.loss[-1] / 1e3:,.0f}",
-            f"{track.loss[-1] / goal:.2f}",
+            f"{loss:.2f}",
             f"{track.whole[-1]:.1f}",
             f"{evaluations:.0f}" if math.isfinite(evaluations) else "never",
             f"{whole:.1f}" if whole else "—",
@@ -164,14 +179,11 @@ def kept(path: Path, sizes: Collection[int], pairs: Collection[str]) -> list[Tra
 
 def medians(tracks: Sequence[Track], size: int) -> str:
     """Over all pairs at one size, what our engine is to the peer."""
-    whole, alone, losses = [], [], []
-    for track in (track for track in tracks if (track.size, track.contender) == (size, CONTENDERS[0])):
-        peer = next(t for t in tracks if (t.pair, t.size, t.contender) == (track.pair, size, PEER))
-        whole.append(peer.whole[-1] / reached(track, peer.loss[-1], track.whole))
-        alone.append(peer.optimisation[-1] / reached(track, peer.loss[-1], track.optimisation))
-        losses.append(track.loss[-1] / peer.loss[-1])
-    times = f"{statistics.median(whole):.1f} and {statistics.median(alone):.1f} times faster"
-    return f"{size} px, medians of {len(losses)} pairs: {times}, loss {statistics.median(losses):.2f} of {PEER}'s\n"
+    ours = [track for track in tracks if (track.size, track.contender) == (size, CONTENDERS[0])]
+    each = zip(*(against_peer(track, tracks) for track in ours), strict=True)
+    loss, whole, alone = map(statistics.median, each)
+    times = f"{whole:.1f} and {alone:.1f} times faster"
+    return f"{size} px, medians of {len(ours)} pairs: {times}, loss {loss:.2f} of {PEER}'s\n"
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 # The parameters of glibc's mallopt (its malloc.h).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_KEPT = 1 << 27  # bytes; what is larger goes back at once: of many megapixels each copy counts
+LARGEST_KEPT = 1 << 27  # bytes; what is larger goes back at once: of many megapixels each copy counts
 _LARGEST_KEPT_IF_SCARCE = 1 << 25
 _MOST_KEPT = (1 << 31) - 1  # in all
 
@@ -49,7 +49,7 @@ def prepare() -> None:
     keep them.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    _allocator.tell({_MMAP_THRESHOLD: _LARGEST_KEPT, _TRIM_THRESHOLD: _MOST_KEPT})
+    _allocator.tell({_MMAP_THRESHOLD: LARGEST_KEPT, _TRIM_THRESHOLD: _MOST_KEPT})
 
 
 @contextlib.contextmanager
@@ -68,4 +68,4 @@ def scarce_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        _allocator.tell({_MMAP_THRESHOLD: _LARGEST_KEPT})
+        _allocator.tell({_MMAP_THRESHOLD: LARGEST_KEPT})

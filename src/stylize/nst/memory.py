@@ -23,14 +23,14 @@ from stylize.nst.objective import Objective, Region, Styles, measure_style
 from stylize.nst.ranks import ALONE, Ranks, pixels_of
 from stylize.nst.tiles import Geometry, TiledObjective, Tiles, measure_style_by_tiles
 from stylize.nst.vgg import CHANNELS_PER_BLOCK, Vgg19, skeleton
+from stylize.process import LARGEST_KEPT
 from stylize.settings import CONVOLUTIONS_PER_BLOCK, LAYERS, Settings, gigabytes
 
 SHARE_OF_FREE = 0.85  # of the memory that is free when no limit is named
 
 PROGRAM_BYTES = {"cpu": 800e6, "cuda": 400e6, "mps": 800e6}  # torch, the network and a style's statistics
 PICTURE_BYTES = 120.0  # a pixel: the picture, its gradients on their way, the best one, the optimiser's own vectors
-# While one copy of a picture is smaller than this, the system's allocator keeps more of them (see process.py).
-KEPT_BYTES, KEEPING = 1 << 27, 1.6
+KEEPING = 1.6  # while the system's allocator keeps a picture's copies (process.py), there are so many times more
 GUIDE_BYTES = 24.0  # a pixel and region: its mask, as each layer sees it, and on the way there
 VARIABLES = 4.0  # a pixel: three colours, all levels of the pyramid
 # Of the features that are kept for the way back: with the gradients on the way and the convolutions' own buffers.
@@ -226,7 +226,7 @@ def _account(plan: Plan, costs: _Costs) -> Plan:
     parts = {
         "program": costs.program,
         "content": costs.content,
-        "picture": costs.picture * pixels * (KEEPING if 12 * pixels < KEPT_BYTES else 1.0),
+        "picture": costs.picture * pixels * (KEEPING if 12 * pixels < LARGEST_KEPT else 1.0),
         "targets": costs.targets * pixels,
         "guides": costs.guides * pixels,
         "history": costs.vectors(plan.history) * costs.vector * narrower * pixels,
