@@ -24,8 +24,8 @@ lint: $(VENV)/.done-test-web  ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(VENV)/.done-bench   ## race the peers; about 40 minutes, on a quiet machine
-	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/race.py
-	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/evaluation.py --json docs/benchmarks/evaluation.json
+	$(BIN)/python benchmarks/race.py
+	$(BIN)/python benchmarks/evaluation.py --json docs/benchmarks/evaluation.json
 
 $(SETUP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from stylize.process import WAITING
+
 ROOT = Path(__file__).parents[1]
 CONTENT, STYLE = ROOT / "assets/content/cincinnati-bridge.jpg", ROOT / "assets/style/night_cafe.webp"
 EVALUATIONS = 3  # of the peer
@@ -79,7 +81,7 @@ def measure(program: str, content: Path, limit: str | None) -> Measured:
     most = parse_bytes(limit) if limit else None
     command = [sys.executable, __file__, "--child", program, "--content", str(content)]
     command += ["--limit", limit] if limit else []
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | WAITING)
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ import torch
 from PIL import Image
 
 from evaluator import Evaluator, read
+from stylize.process import WAITING
 
 ROOT = Path(__file__).parents[1]
 PAIRS = {
@@ -195,6 +197,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    os.environ.update(WAITING)  # every contender's threads, as our command's
     wanted = arguments.sizes or EVALUATIONS
     plan = QUICK if arguments.quick else {size: n for size, n in EVALUATIONS.items() if size in wanted}
     pairs = arguments.pairs or list(PAIRS)

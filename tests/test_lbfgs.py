@@ -475,7 +475,8 @@ def test_length_of_the_pieces_does_not_matter(monkeypatch: pytest.MonkeyPatch, d
     """Up to rounding: the sums are taken in another order."""
     function, start = quadratic(50, 100), randn(50)
     _, whole = Run(function, start, history=4, history_dtype=dtype).steps(12)
-    monkeypatch.setattr(module, "PIECE", 7)
+    monkeypatch.setattr(module, "RUN", 7)
+    monkeypatch.setattr(module, "PIECE", 14)  # of the fifty: three of them, a run, and one value
     _, pieces = Run(function, start, history=4, history_dtype=dtype).steps(12)
     torch.testing.assert_close(torch.stack(pieces), torch.stack(whole), rtol=1e-8, atol=1e-8 * rms(start))
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 
 import pytest
+
+from stylize.process import WAITING
 
 PROGRAM = """
 import resource, sys
@@ -25,6 +29,24 @@ for _ in range(4):
     torch.ones(1 << 24)
 print(faults() - before)
 """
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        ({}, {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+    ],
+)
+def test_threads_wait_as_the_user_says_or_briefly(said: dict[str, str], read: dict[str, str]) -> None:
+    program = "import os, json; from stylize.process import prepare; prepare(); print(json.dumps(dict(os.environ)))"
+    environment = {name: value for name, value in os.environ.items() if name not in WAITING}
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment | said
+    )
+    found = json.loads(run.stdout)
+    assert {name: value for name, value in found.items() if name in WAITING} == read
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is meant")

@@ -15,6 +15,13 @@ _LARGEST_KEPT_IF_SCARCE = 1 << 25
 _MOST_KEPT = (1 << 31) - 1  # in all
 
 
+# Variables of torch's threads that wait for one another, as libgomp reads them when torch is loaded. By themselves
+# they do so in a busy loop, for so long that a run takes ten times as long where another program wants a core. If
+# they give up their core at once, waking them takes a quarter of the time of a picture of 96 pixels and 2 % at 512; a
+# thousand rounds of the loop, microseconds, lose next to nothing either way (docs/benchmarks.md).
+WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
+
+
 class _Allocator:
     """The system's allocator, where it is glibc's."""
 
@@ -41,14 +48,14 @@ _allocator = _Allocator()
 def prepare() -> None:
     """Make the process a good place to paint in; to be called before torch is loaded.
 
-    Torch's threads wait for one another in a busy loop. Where another program wants a core, that slows a run ten
-    times over (measured); waiting politely costs nothing.
+    Torch's threads get `WAITING`, unless the user has said how they are to wait.
 
     And the system's allocator gives every large block back as soon as it is free, so that each evaluation of a
     picture begins by having the same pages cleared again: 11 % of the time at 768×576 px (measured). It is told to
     keep them.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if not WAITING.keys() & os.environ.keys():
+        os.environ.update(WAITING)
     _allocator.tell({_MMAP_THRESHOLD: LARGEST_KEPT, _TRIM_THRESHOLD: _MOST_KEPT})
 
 

@@ -50,6 +50,7 @@ from stylize.errors import OutputError, RunError, SaveError, SettingsError
 from stylize.events import Event, Notice
 from stylize.images import DEFAULT_MAX_PIXELS
 from stylize.nst.device import choose_device, memory
+from stylize.process import WAITING
 from stylize.settings import Settings, did_you_mean
 
 ENGINES = ("auto", "inline", "processes", "ray")
@@ -169,8 +170,7 @@ def _environments(jobs: Sequence[Job], settings: Settings, choice: Choice) -> li
 
 
 def _threads(count: int) -> dict[str, str]:
-    """Passive: threads that wait for each other at a barrier leave the processor to those that work."""
-    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count), "OMP_WAIT_POLICY": "passive"}
+    return {"OMP_NUM_THREADS": str(count), "MKL_NUM_THREADS": str(count), **WAITING}
 
 
 # ---- the run ------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def gram_statistics(mean: Tensor, gram: Tensor) -> Statistics:
 
 def centred_statistics(mean: Tensor, gram: Tensor) -> Statistics:
     """The mean and the centred Gram matrix, which the plain one mixes."""
-    return mean, gram - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    return mean, torch.baddbmm(gram, mean.unsqueeze(-1), mean.unsqueeze(-2), alpha=-1)
 
 
 def gram_loss(found: Statistics, target: Statistics, normalization: Normalization = "relative") -> Tensor:
@@ -130,12 +130,11 @@ def gram_loss(found: Statistics, target: Statistics, normalization: Normalizatio
     gatys: ¼ mean((G − Ĝ)²), which is equation 4 for Gram matrices that are each divided by their own N.
     """
     (gram,), (gram_target,) = found, target
-    squares = (gram - gram_target).square()
     if normalization == "gatys":
-        return squares.mean() / 4
+        return F.mse_loss(gram, gram_target) / 4
     if normalization == "johnson":
-        return squares.mean() / gram.shape[-1] ** 2
-    return squares.sum() / _floor(gram_target.square().sum())
+        return F.mse_loss(gram, gram_target) / gram.shape[-1] ** 2
+    return _square_distance(gram, gram_target) / _floor(gram_target.square().sum())
 
 
 def centred_loss(found: Statistics, target: Statistics, normalization: Normalization = "relative") -> Tensor:
@@ -144,8 +143,8 @@ def centred_loss(found: Statistics, target: Statistics, normalization: Normaliza
     In an uncentred Gram matrix the mean outweighs the rest, so that wrong colours cost almost nothing.
     """
     (mean, covariance), (mean_target, covariance_target) = found, target
-    mean_error = (mean - mean_target).square().sum() / _spread(mean_target, _trace(covariance_target))
-    error = (covariance - covariance_target).square().sum()
+    mean_error = _square_distance(mean, mean_target) / _spread(mean_target, _trace(covariance_target))
+    error = _square_distance(covariance, covariance_target)
     return mean_error + error / _floor(covariance_target.square().sum(), 1e-8 * mean_target.square().sum() ** 2)
 
 
@@ -159,7 +158,7 @@ def meanstd_statistics(mean: Tensor, gram: Tensor) -> Statistics:
 def meanstd_loss(found: Statistics, target: Statistics, normalization: Normalization = "relative") -> Tensor:
     """4·(‖μ − μ̂‖² + ‖σ − σ̂‖²) / ‖σ̂‖² (Galerne et al. 2024, who average over the channels instead)."""
     (mean, deviation), (mean_target, deviation_target) = found, target
-    error = (mean - mean_target).square().sum() + (deviation - deviation_target).square().sum()
+    error = _square_distance(mean, mean_target) + _square_distance(deviation, deviation_target)
     return _AS_VARIANCES * error / _spread(mean_target, deviation_target.square().sum())
 
 
@@ -182,7 +181,7 @@ def w2_loss(found: Statistics, target: Statistics, normalization: Normalization 
     wide, root = _widened(covariance, spread, mean_target).to(exact), root.to(exact)
     shared = trace_of_root(root @ wide @ root).sum()
     bures = _trace(wide) + root.square().sum() - 2 * shared
-    return ((mean - mean_target).square().sum() + bures.to(mean.dtype)) / spread
+    return (_square_distance(mean, mean_target) + bures.to(mean.dtype)) / spread
 
 
 def histogram_statistics(features: Tensor) -> Statistics:
@@ -286,6 +285,11 @@ def range_penalty(image: Tensor) -> Tensor:
     return penalty
 
 
+def _square_distance(found: Tensor, target: Tensor) -> Tensor:
+    """‖F − P‖² of two tensors of one shape; torch's own takes one pass each way."""
+    return F.mse_loss(found, target, reduction="sum")
+
+
 def _trace(matrix: Tensor) -> Tensor:
     """The sum of the diagonals of [B, C, C]."""
     return matrix.diagonal(dim1=-2, dim2=-1).sum()
@@ -348,10 +352,11 @@ def _sum_of_squares(features: Tensor, target: Tensor | None = None) -> Tensor:
     total = torch.zeros((), dtype=wide, device=features.device)
     rows = max(1, _VALUES_PER_BAND // features[:, :, :1].numel())
     for top in range(0, features.shape[2], rows):
-        band = features[:, :, top : top + rows].to(wide, copy=True)
+        band = features[:, :, top : top + rows].to(wide, copy=target is not None)
         if target is not None:
             band -= target[:, :, top : top + rows]
-        total += band.square_().sum()
+        values = _rows(band).flatten()
+        total += torch.dot(values, values)
     return total
 
 
@@ -450,27 +455,30 @@ def _sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _TotalVariation(torch.autograd.Function):
-    """The nine-point stencil. It goes band by band, so that what it makes is small beside a large picture."""
+    """The nine-point stencil; its differences make the gradient, too, while they are at hand.
+
+    It goes band by band, so that they are small beside a large picture.
+    """
 
     @staticmethod
     def forward(ctx: Any, image: Tensor) -> Tensor:
-        ctx.save_for_backward(image)
         total = torch.zeros((), dtype=image.dtype, device=image.device)
+        gradient = torch.zeros_like(image) if ctx.needs_input_grad[0] else None
         for here, there, weight in _neighbours(image):
-            difference = (image[there] - image[here]).flatten()
-            total += weight * torch.dot(difference, difference)
+            difference = image[there] - image[here]
+            values = difference.flatten()
+            total += weight * torch.dot(values, values)
+            if gradient is not None:
+                gradient[there].add_(difference, alpha=2 * weight)
+                gradient[here].sub_(difference, alpha=2 * weight)
+        ctx.save_for_backward(gradient)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> Tensor:
-        (image,) = ctx.saved_tensors
-        gradient = torch.zeros_like(image)
-        for here, there, weight in _neighbours(image):
-            difference = (image[there] - image[here]).mul_(2 * weight * outer)
-            gradient[there] += difference
-            gradient[here] -= difference
-        return gradient
+        (gradient,) = ctx.saved_tensors
+        return torch.mul(gradient, outer)
 
 
 def _neighbours(image: Tensor) -> Iterator[tuple[Index, Index, float]]:

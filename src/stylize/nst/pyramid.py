@@ -45,7 +45,7 @@ class Pyramid:
         *finer, image = self.levels(coefficients)
         image = image * self.gain ** len(finer)
         for level, part in reversed(list(enumerate(finer))):
-            image = torch.add(enlarge(image, part.shape), part, alpha=self.gain**level)
+            image = enlarge(image, part.shape).add_(part, alpha=self.gain**level)
         return image
 
     def analyze(self, image: Tensor) -> Tensor:
