@@ -17,8 +17,8 @@ _MOST_KEPT = (1 << 31) - 1  # in all
 
 # Variables of torch's threads that wait for one another, as libgomp reads them when torch is loaded. By themselves
 # they do so in a busy loop, for so long that a run takes ten times as long where another program wants a core. If
-# they give up their core at once, waking them takes a quarter of the time of a picture of 96 pixels and 2 % at 512; a
-# thousand rounds of the loop, microseconds, lose next to nothing either way (docs/benchmarks.md).
+# they give up their core at once, waking them takes a quarter of the time of a picture of 96 pixels and 2 % at
+# 512; a thousand rounds of the loop, microseconds, lose next to nothing either way (docs/benchmarks.md).
 WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 
 
