@@ -4,7 +4,7 @@
 
 A picture `![…](gallery/NAME.jpg)` belongs to the next line that begins with `stylize`. It is run in the project's
 folder, and its result saved as a JPEG of at most 60 KB with its settings inside. Without names, all are made: about
-a minute each.
+half a minute each.
 """
 
 from __future__ import annotations
