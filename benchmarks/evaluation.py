@@ -26,7 +26,7 @@ from stylize.nst.device import choose_device, choose_dtype
 from stylize.nst.objective import Objective, measure_style
 from stylize.nst.optimize import Search
 from stylize.nst.vgg import Vgg19, load_weights
-from stylize.process import WAITING, prepare
+from stylize.process import prepare, wait_briefly
 from stylize.settings import Settings
 
 
@@ -129,10 +129,9 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    told = WAITING.keys() & os.environ.keys()
-    prepare()  # as the command does
-    if not told:  # torch, which is loaded here, has looked for them already: once more from the beginning
+    if wait_briefly():  # too late for torch, which is loaded here: once more from the beginning
         os.execv(sys.executable, [sys.executable, *sys.argv])
+    prepare()  # as the command does
     figures = measure(arguments.size, arguments.repeat, arguments.precision)
     for name, value in figures.items():
         print(f"{name:30} {value:10.4g}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else torch's threads spin at their barriers on a busy machine
+from stylize.process import WAITING
+
+os.environ.update(WAITING | os.environ)  # before torch is loaded
 
 import math
 from collections.abc import Iterator

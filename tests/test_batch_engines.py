@@ -41,10 +41,11 @@ from stylize.batch.plan import Job
 from stylize.errors import RunError, SettingsError
 from stylize.events import Evaluated, Event, ScaleStarted, ignore
 from stylize.nst.transfer import transfer
+from stylize.process import WAITING
 from stylize.settings import Settings
 
 TINY = Settings(size=32, iterations=2, precision="fp32", device="cpu")
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", **WAITING}
 TWO_PROCESSES = Processes([ONE_THREAD] * 2)
 
 
@@ -134,7 +135,7 @@ def test_a_throttle_keeps_all_but_the_evaluations_that_follow_too_soon() -> None
 
 def test_all_engines_give_the_bytes_of_the_single_command(tmp_path: Path) -> None:
     painter = partial(_open_painter, TINY, None)
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "OMP_WAIT_POLICY": "passive"}
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **WAITING}
     jobs = make_jobs(tmp_path, "a", "b", "c")
     written = []
     for engine in (Inline(), Processes([threads])):

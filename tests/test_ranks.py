@@ -23,7 +23,7 @@ from stylize.nst.ranks import ALONE, Ranks
 
 ASSETS = Path(__file__).parents[1] / "assets"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # and conftest.py's
 
 
 @dataclass(frozen=True)

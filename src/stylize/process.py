@@ -14,7 +14,6 @@ LARGEST_KEPT = 1 << 27  # bytes; what is larger goes back at once: of many megap
 _LARGEST_KEPT_IF_SCARCE = 1 << 25
 _MOST_KEPT = (1 << 31) - 1  # in all
 
-
 # Variables of torch's threads that wait for one another, as libgomp reads them when torch is loaded. By themselves
 # they do so in a busy loop, for so long that a run takes ten times as long where another program wants a core. If
 # they give up their core at once, waking them takes a quarter of the time of a picture of 96 pixels and 2 % at
@@ -45,17 +44,25 @@ class _Allocator:
 _allocator = _Allocator()
 
 
+def wait_briefly() -> bool:
+    """Have torch's threads wait as `WAITING` says; False, and nothing done, if the user has said how they are to.
+
+    To be called before torch is loaded. Processes that this one starts inherit it.
+    """
+    if WAITING.keys() & os.environ.keys():
+        return False
+    os.environ.update(WAITING)
+    return True
+
+
 def prepare() -> None:
     """Make the process a good place to paint in; to be called before torch is loaded.
 
-    Torch's threads get `WAITING`, unless the user has said how they are to wait.
-
-    And the system's allocator gives every large block back as soon as it is free, so that each evaluation of a
-    picture begins by having the same pages cleared again: 11 % of the time at 768×576 px (measured). It is told to
-    keep them.
+    Its threads wait briefly. And the system's allocator gives every large block back as soon as it is free, so that
+    each evaluation of a picture begins by having the same pages cleared again: 11 % of the time at 768×576 px
+    (measured). It is told to keep them.
     """
-    if not WAITING.keys() & os.environ.keys():
-        os.environ.update(WAITING)
+    wait_briefly()
     _allocator.tell({_MMAP_THRESHOLD: LARGEST_KEPT, _TRIM_THRESHOLD: _MOST_KEPT})
 
 

@@ -29,6 +29,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 from stylize.images import read_record, read_settings  # noqa: E402
+from stylize.process import WAITING  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default::ResourceWarning", "default::DeprecationWarning")
 
@@ -38,6 +39,7 @@ ARGUMENTS = (
 )
 DESKTOP, PHONE = (1280, 900), (390, 844)
 PATIENCE_S = 120.0
+FORMATS = ("png", "jpg", "tiff")  # of a result's downloads, in the page's order
 SCREENSHOTS = Path(os.environ.get("STYLIZE_SCREENSHOTS", "outputs/screenshots"))
 
 T = TypeVar("T")
@@ -67,7 +69,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     home = tmp_path_factory.mktemp("home")  # where libraries of Gradio's keep caches of their own
-    environment = os.environ | {"TMPDIR": str(folder), "HOME": str(home), "OMP_WAIT_POLICY": "passive"}
+    environment = os.environ | {"TMPDIR": str(folder), "HOME": str(home)} | WAITING
     process = subprocess.Popen(
         [sys.executable, "-m", "stylize", "serve", "--port", "0", "--max-upload", "2", "--device", "cpu"],
         stdout=subprocess.PIPE,
@@ -165,7 +167,7 @@ class Page:
     def download(self, suffix: str) -> Path:
         """Save the result as the page offers it, in the format of this suffix; the browser's file."""
         before = set(self.downloads.glob(f"*.{suffix}"))
-        place = ("png", "jpg", "tiff").index(suffix)
+        place = FORMATS.index(suffix)
         self.wait(lambda: self._press(self.all("#easel a.download")[place]))
         return self.wait(lambda: set(self.downloads.glob(f"*.{suffix}")) - before).pop()
 
@@ -254,7 +256,8 @@ def test_a_picture_is_sent_painted_watched_and_downloaded_with_its_settings(page
     assert any(fact.startswith("About ") for fact in facts)
     assert page.all("#easel .curve polyline")
     page.finish()
-    for suffix in ("png", "jpg", "tiff"):
+    page.wait(lambda: len(page.all("#easel a.download")) == len(FORMATS))
+    for suffix in FORMATS:
         path = page.download(suffix)
         told = subprocess.run(
             [sys.executable, "-m", "stylize", "info", str(path)], capture_output=True, text=True, check=True
@@ -284,7 +287,7 @@ def test_cancelling_works_at_once_and_stopping_keeps_the_picture(page: Page) -> 
     page.paint()
     page.wait(lambda: page.all("#easel .frame"))
     page.click("#cancel")
-    page.wait(lambda: page.said == "Cancelled.", 15)  # the painting would take minutes more
+    page.wait(lambda: page.said == "Cancelled.", 5)
     assert page.all("#history button") == []
     page.wait(lambda: page.one("#paint").is_enabled())
     page.paint()

@@ -207,7 +207,6 @@ class Lbfgs:
 
         New are step, gradient difference and gradient, or the gradient alone.
         """
-
         pair = [(self._flat, self._previous), (gradient, self._gradient)] if has_pair else []
         products = self._inner_products([*pair, (gradient, None)])
         numbers = numbers.detach().view(-1).to(products.dtype)
